@@ -21,6 +21,8 @@ from training.strategies.user_strategy import sync_schedule_of
 
 WIDTH = 80
 ROWS = 12
+_USES = {"shard": "each computes some of the samples", "tensor": "all compute each sample together"}
+"""What the devices of a member do, by its layout."""
 _HEAD = "   way                  over           n  step s  wait   raw useful  loss    B/h"
 
 
@@ -48,8 +50,7 @@ def doubt_lines(planning: Planning | None) -> Iterator[str]:
 def way_text(plan: RunPlan) -> str:
     """Return how the members of a plan train together, in a sentence."""
     if plan.is_staged and plan.world_size == 1:
-        is_sharded = plan.profile.run.layout == "shard"
-        use = "each computes some of the samples" if is_sharded else "each micro-batch passes through all of them"
+        use = _USES.get(plan.profile.run.layout, "each micro-batch passes through all of them")
         return f"{plan_stages_text(plan)}; {use}."
     if plan.world_size == 1:
         return f"{SINGLE}: nothing is exchanged."

@@ -307,11 +307,11 @@ class RunSettings(Section):
         kind="path",
     )
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
-    layout: Literal["auto", "replicate", "pipeline", "shard"] = option(
+    layout: Literal["auto", "replicate", "pipeline", "shard", "tensor"] = option(
         "auto",
         "what each device holds; replicate: the whole model; pipeline: some of its blocks, through which the "
-        "micro-batches of one batch pass, for a model that no device holds; shard: a part of every weight, for devices "
-        "of one machine; auto: pipeline where no other setting makes the model fit",
+        "micro-batches of a batch pass, for a model that no device holds; for devices of one machine shard: a part of "
+        "every weight, or tensor: of every matrix; auto: pipeline where no other setting makes the model fit",
     )
     offload: bool = option(
         False, "with layout = shard, keep what GPUs need only at times in main memory; slower", advanced=True

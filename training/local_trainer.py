@@ -71,6 +71,8 @@ class ObjectTrainer(ABC):
         val_dataset: evaluated before, at intervals, and after.
         loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
         collate: makes a batch of a list of samples, or ``module:name``.
+        weight: number of items of a batch that its loss is a mean over, as of words; default: of its samples. Or
+            ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
@@ -85,13 +87,14 @@ class ObjectTrainer(ABC):
         *,
         loss: Callable[..., Any] | str | None = None,
         collate: Callable[..., Any] | str | None = None,
+        weight: Callable[[Any], float] | str | None = None,
         output_dir: Path | str = RUNS_FOLDER,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model
         self.outcome: RunOutcome | None = None
         self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
-        self._job_arguments["collate"] = collate
+        self._job_arguments |= {"collate": collate, "weight": weight}
         self._output_dir = Path(output_dir)
         self._listener = on_event
         self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
@@ -184,9 +187,10 @@ class LocalTrainer(ObjectTrainer):
     module level and guard the script with ``if __name__ == "__main__":``.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
+        model, train_dataset, val_dataset, loss, collate, weight, output_dir, on_event: see :class:`ObjectTrainer`.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
-            model together (``layout = pipeline`` or ``shard``), so many; ``fit(resume=...)`` may change that layout.
+            model together (``layout = pipeline``, ``shard`` or ``tensor``), so many; ``fit(resume=...)`` may change
+            that layout.
         simulate: if not 0, so many members train in one process that takes turns, with the same result.
         cluster: machines whose time a simulated run computes
             (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).

@@ -154,7 +154,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 def plan_stages_text(plan: RunPlan) -> str:
-    """Return which layers of a plan's members lie where, or that each device holds a shard of all."""
+    """Return which layers of a plan's members lie where, or that each device holds a part of all."""
 
     def names(member: MemberPlan) -> list[str]:
         is_one_each = all(member.machines) and len(member.machines) == len(member.devices)
@@ -164,6 +164,8 @@ def plan_stages_text(plan: RunPlan) -> str:
     groups = [_and(names(member)) for member in plan.members]
     if plan.profile.run.layout == "shard":
         return f"{'; '.join(groups)}: a shard of every weight on each"
+    if plan.profile.run.layout == "tensor":
+        return f"{'; '.join(groups)}: a slice of every matrix on each"
     return _divided(groups, [device.blocks for device in plan.members[0].devices if device.blocks])
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import cast
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink, address_towards
-from distributed.planning.layouts.layout_documents import member_name
-from distributed.planning.layouts.pipeline_step import shard_bytes
+from distributed.planning.layouts.divided import sent_bytes
+from distributed.planning.layouts.layout_documents import Layout, member_name
 from distributed.preparation.preflight import Facts, Ready
 from distributed.ssh.forward import LOOPBACK
 from distributed.system import interface_of
 from profiles.errors import BadInput
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
+from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.local_plan import own_data, plan_local_run
 from training.tasks.registry import size_for
@@ -36,7 +38,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     ]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
-    if profile.run.layout == "shard" and len(machines) > 1:
+    if profile.run.layout in INSIDE_LAYOUTS and len(machines) > 1:
         raise _outside(profile, machines)
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
     members = [
@@ -58,12 +60,15 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
 
 
 def _outside(profile: Profile, machines: Sequence[Ready]) -> BadInput:
-    """Return the error for shards on several machines."""
-    size, names = size_for(profile), ", ".join(link.name for link, _ in machines)
-    sent = shard_bytes(size.parameters, len(machines), 4, profile.training.gradient_accumulation) if size else 0
+    """Return the error for shards, or slices of matrices, on several machines."""
+    layout, size, names = profile.run.layout, size_for(profile), ", ".join(link.name for link, _ in machines)
+    sent = sent_bytes(cast(Layout, layout), profile, size, len(machines), 4) if size else 0
     amount = f", {bytes_text(sent)} from each machine," if sent else ""
-    message = f"layout = shard is for the devices of one machine, not for {names}: each step would send all weights"
-    return BadInput(f"{message} and gradients{amount} while all wait", "set layout = pipeline", option="layout")
+    contents = "weights and gradients" if layout == "shard" else "activations of each layer"
+    message = (
+        f"layout = {layout} is for the devices of one machine, not for {names}: each step would send all {contents}"
+    )
+    return BadInput(f"{message}{amount} while all wait", "set layout = pipeline", option="layout")
 
 
 def _as_one(rank: int, members: Sequence[MemberPlan], addresses: Mapping[str, str], is_only: bool) -> MemberPlan:

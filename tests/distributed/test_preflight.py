@@ -23,6 +23,7 @@ from distributed.preparation.preflight import Facts, NotReady, Readiness, ready
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import profile_from_options
+from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
 
 SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
 
@@ -263,6 +264,18 @@ def test_shards_are_for_the_devices_of_one_machine() -> None:
     assert [process.name for process in plan.processes] == ["b-shard-1", "b-shard-2"] and plan.engine == "mesh"
     with pytest.raises(BadInput, match="layout = shard is for the devices of one machine, not for a, b: each step"):
         plan_run(profile, [(link("a"), SOUND), tower])
+
+
+def test_slices_of_matrices_are_refused_over_machines_with_what_they_would_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = sum_of_blocks([BlockSize(10**6, 10**6, 10**6, 10**6, boundary=10**6)] * 10, outputs=0, evaluation=0)
+    monkeypatch.setattr("distributed.preparation.members.size_for", lambda profile: size)
+    options = {"task": "custom", "model_path": "a.b:c", "layout": "tensor", "batch_size": 2}
+    profile = profile_from_options("p", options)
+    # 4 sums for each of 10 layers, of which a device sends what it has once: 4 x 10 x 2 samples x 10^6 x 4 bytes
+    with pytest.raises(BadInput, match=r"not for a, b: .* all activations of each layer, 320 MB from each machine, "):
+        plan_run(profile, [(link("a"), SOUND), (link("b"), SOUND)])
 
 
 def test_the_devices_of_all_machines_are_a_pipeline() -> None:

@@ -1,4 +1,5 @@
-"""Devices of one member as processes that meet over the mesh, each with a shard of every weight of small models."""
+"""Devices of one member as processes that meet over the mesh, each with a shard of every weight of small models, or
+a slice of every matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from training.data.batches import StepBatches
 from training.data.sample_order import Cursor
 from training.exchange.links.certificates import issue_run_certificates
 from training.hardware.device import Precision
+from training.layouts.base import StepBackward
+from training.layouts.inside.inside_model import StepOfAll
+from training.layouts.whole import WholeModel
 from training.strategies.weights import trainable
 from training.tasks.base import Batch, Progress, Task
 
@@ -45,6 +49,9 @@ class Case(NamedTuple):
     offloads: bool = False
     """Whether shards go the way that they go between a GPU and main memory."""
     blocks: int = 4
+    is_sliced: bool = False
+    """Whether devices hold a slice of every matrix, instead of a shard of every weight."""
+    dropout: float = 0.0
 
     @property
     def precision(self) -> Precision:
@@ -64,6 +71,7 @@ class FamilyTask(Task):
 
     def __init__(self, case: Case) -> None:
         self.name, self._case, self._settings = case.family, case, shallow(case.family, case.blocks)
+        self._settings.dropout = case.dropout
 
     def prepare(self, progress: Progress) -> None: ...
 
@@ -89,9 +97,26 @@ class FamilyTask(Task):
         torch.save(model.state_dict(), directory / "weights")
 
 
+class OneProcess(WholeModel):
+    """A whole model that draws random numbers as devices do."""
+
+    device = PRECISION.device
+
+    def backward(self, release: Callable[[], None], total_steps: int) -> StepBackward:
+        return StepOfAll(cast(Any, self), 1, 2)
+
+    def loss(self, batch: Batch, share: float) -> torch.Tensor:
+        with self._precision.autocast():
+            return self._task.loss(self.model, batch) * share
+
+    def end_passes(self, losses: torch.Tensor) -> torch.Tensor:
+        return losses
+
+
 def trained(layout: Any, case: Case) -> Trained:
     """Train in the layout, and evaluate a batch."""
     task, precision = FamilyTask(case), case.precision
+    torch.manual_seed(0)
     parameters = trainable(layout.build(task, Profile(name="p"), precision))
     optimizer, backward, figures = case.optimizer(parameters), layout.backward(lambda: None, STEPS), []
     for number in range(STEPS):
@@ -112,6 +137,7 @@ class _NoStrategy:
 
 def _device(pipe: Connection, rank: int, devices: int, folder: Path, cases: Sequence[Case]) -> None:
     from training.layouts.inside import sharded as layouts
+    from training.layouts.inside.tensor_parallel import TensorParallelModel
     from training.layouts.inside.world import join_world
 
     torch.set_num_threads(1)
@@ -122,7 +148,8 @@ def _device(pipe: Connection, rank: int, devices: int, folder: Path, cases: Sequ
         policy = CPUOffloadPolicy(pin_memory=False) if case.offloads else OffloadPolicy()
         layouts.offload = lambda *_, policy=policy: policy
         try:
-            pipe.send(trained(layouts.ShardedModel(world, 2), case))
+            layout = TensorParallelModel(world, 2) if case.is_sliced else layouts.ShardedModel(world, 2)
+            pipe.send(trained(layout, case))
         except Exception:  # noqa: BLE001 - the test looks at it
             pipe.send(traceback.format_exc())
     dist.destroy_process_group()

@@ -104,10 +104,10 @@ def test_a_block_that_changes_a_list_is_refused() -> None:
 
 def test_a_hook_on_a_gradient_is_refused() -> None:
     model = nn.Linear(WIDTH, WIDTH)
-    refuse_gradient_hooks(model)
+    refuse_gradient_hooks(model, "shard")
     model.weight.register_hook(torch.neg)
     with pytest.raises(BadInput, match="weight has a hook on its gradient"):
-        refuse_gradient_hooks(model)
+        refuse_gradient_hooks(model, "shard")
 
 
 def test_blocks_that_share_weights_with_another_are_no_units() -> None:

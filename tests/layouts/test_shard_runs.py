@@ -1,4 +1,4 @@
-"""Runs of real workers that each hold a shard of every weight, beside one that holds the whole."""
+"""Runs of real workers that each hold a shard of every weight, or a slice of every matrix, beside whole ones."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_run_goes_through_all_layouts(options: dict[str, Any], tmp_path: Path) -> None:
-    options |= {"max_steps": 10, "snapshot_interval": 0, "eval_before": False}
+    options |= {"max_steps": 12, "snapshot_interval": 0, "eval_before": False}
     records = [trained(tmp_path, plan_of(3, **options), stop_soon, in_threads=True)]
     run_dir = records[0].outcome.run_dir
-    records.append(resumed(run_dir, 2, stop_soon, "shard"))
+    records.append(resumed(run_dir, 2, stop_soon, "tensor"))
     records.append(resumed(run_dir, 1, stop_soon, in_threads=True))
-    records.append(resumed(run_dir, 2, layout="shard"))
+    records.append(resumed(run_dir, 2, stop_soon, "shard"))
+    records.append(resumed(run_dir, 2, layout="tensor"))
     whole = trained(tmp_path / "whole", plan_of(1, **options), in_threads=True)
-    assert [record.outcome.status for record in records] == ["cancelled"] * 3 + ["completed"]
+    assert [record.outcome.status for record in records] == ["cancelled"] * 4 + ["completed"]
     for record in records:
         agree(record, whole)
-    assert sorted(step for record in records for step in record.steps) == [*range(1, 11)]
+    assert sorted(step for record in records for step in record.steps) == [*range(1, 13)]
     assert_same_weights(records[-1], whole)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import GPT2Config, LlamaConfig
 
+from app.plan_table import way_text
 from distributed.planning.layouts import divided_plan
 from distributed.planning.memory import fitting
 from distributed.planning.memory.fitting import MemoryBudget
@@ -34,12 +36,18 @@ def test_its_workers_are_the_devices_of_one_member() -> None:
     assert [(member.batch_size, len(member.devices)) for member in plan.members] == [(6, 2)]
     assert [process.name for process in plan.processes] == ["worker-0-shard-1", "worker-0-shard-2"]
     assert plan.is_staged
+    slices = plan_local_run(profile_of(layout="tensor"), 2)
+    assert [process.name for process in slices.processes] == ["worker-0-slice-1", "worker-0-slice-2"]
+    devices = "worker-0-slice-1 and worker-0-slice-2"
+    assert way_text(slices) == f"{devices}: a slice of every matrix on each; all compute each sample together."
 
 
 @pytest.mark.parametrize(
     ("options", "workers", "reason"),
     [
         ({}, 1, "needs 2 workers or more, not 1"),
+        ({"layout": "tensor"}, 1, "needs 2 workers or more, not 1"),
+        ({"layout": "tensor", "optimizer": "muon"}, 2, "optimizer = muon needs whole ones"),
         ({"strategy": "diloco"}, 2, "no use for diloco"),
         ({"mixed_precision": "fp16"}, 2, "fp16"),
         ({"optimizer": "muon"}, 2, "optimizer = muon needs whole ones"),
@@ -48,13 +56,14 @@ def test_its_workers_are_the_devices_of_one_member() -> None:
     ],
 )
 def test_what_does_not_go_with_shards_is_refused(options: dict[str, Any], workers: int, reason: str) -> None:
-    with pytest.raises(BadInput, match=f"layout = shard .*{reason}"):
+    with pytest.raises(BadInput, match=f"layout = (shard|tensor) .*{reason}"):
         plan_local_run(profile_of(**options), workers)
 
 
 def test_a_run_is_resumed_in_another_layout() -> None:
     plan = plan_local_run(profile_of(), 2)
-    for workers, layout, expected in ((3, "", "shard"), (2, "pipeline", "pipeline"), (1, "", "replicate")):
+    others = (3, "", "shard"), (2, "pipeline", "pipeline"), (2, "tensor", "tensor"), (1, "", "replicate")
+    for workers, layout, expected in others:
         other = with_workers(plan, workers, layout)
         assert (len(other.processes), other.profile.run.layout, other.hash()) == (workers, expected, plan.hash())
     assert with_workers(plan, 2, "shard") is plan
@@ -127,8 +136,37 @@ def test_gpus_of_one_machine_hold_shards_where_no_setting_fits_one(
     budgets = [MemoryBudget(name, 9 << 30, "cuda") for name in names]
     assert divided_plan.fit_or_divide(profile, budgets).run.layout == layout
     local = profile.model_copy(update={"run": profile.run.model_copy(update={"workers": 2})})
+    lines: list[str] = []
     if names == ("box", "box"):
-        assert divided_plan.fit_locally(local, budgets[:1], lambda line: None).run.layout == layout
+        assert divided_plan.fit_locally(local, budgets[:1], lines.append).run.layout == layout
+    if layout == "shard":
+        assert lines[0] == "layout = tensor is not taken: only published models have a plan of what can be divided"
+
+
+@pytest.mark.parametrize(
+    ("config", "batch_size", "layout", "reason"),
+    [
+        (LlamaConfig(), 8, "tensor", ""),
+        (LlamaConfig(), 4000, "shard", "it would exchange for "),
+        (LlamaConfig(num_attention_heads=1), 8, "shard", "num_attention_heads = 1 cannot be shared evenly"),
+        (GPT2Config(), 8, "shard", "gpt2 has none"),
+    ],
+)
+def test_gpus_of_one_machine_take_slices_where_these_exchange_less(
+    config: Any, batch_size: int, layout: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.save_pretrained(tmp_path)
+    block = BlockSize(100_000_000, 100_000_000, 100_000_000, 1_000_000, 100_000)
+    size = sum_of_blocks([block] * 8, outputs=0, evaluation=0)
+    for module in (fitting, divided_plan):
+        monkeypatch.setattr(module, "size_for", lambda profile: size)
+    profile = profile_of(
+        fit_memory="off", batch_size=batch_size, layout="auto", task="causal_lm", model_path=str(tmp_path)
+    )
+    lines: list[str] = []
+    fitted = divided_plan._inside(profile, [MemoryBudget("box", 900 << 30, "cuda")] * 2, lines.append)
+    assert fitted is not None and fitted.run.layout == layout
+    assert reason in "".join(lines)
 
 
 def test_gpus_gather_in_16_bits_and_keep_shards_in_main_memory_if_asked() -> None:

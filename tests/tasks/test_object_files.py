@@ -39,6 +39,10 @@ def data() -> TensorDataset:
     return DATA
 
 
+def items(batch: Any) -> float:
+    return 5.0
+
+
 def number() -> int:
     return 3
 
@@ -47,7 +51,7 @@ def number() -> int:
 def written(tmp_path: Path) -> Path:
     model = Net()
     model.first.requires_grad_(False)
-    write_job(CustomJob(model, DATA, data, nn.functional.cross_entropy), tmp_path)
+    write_job(CustomJob(model, DATA, data, nn.functional.cross_entropy, weight=items), tmp_path)
     return tmp_path
 
 
@@ -58,6 +62,7 @@ def test_a_job_comes_back(written: Path, make_profile: ProfileMaker) -> None:
     assert len(job.train) == 4 and torch.equal(job.train[3][0], DATA[3][0])
     assert job.validation is DATA
     assert job.loss is nn.functional.cross_entropy and job.collate is None
+    assert job.weight is items
 
 
 def test_weights_come_back(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``); and the metadata of the run
-with versions and outcome (``metadata.json``)."""
+"""The plan of one run, all that a worker must know (``plan.json``); and its metadata, with the outcome."""
 
 from __future__ import annotations
 
@@ -113,7 +112,7 @@ class ProcessPlan(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in messages: that of its member, or of the machine that holds this part."""
-        machine, name, part = self.device.machine, self.member.name, "shard" if self.layout == "shard" else "stage"
+        machine, name, part = self.device.machine, self.member.name, _PARTS.get(self.layout, "stage")
         member = "" if self.is_of_one or not machine else f"-member-{self.member.rank}"  # it may hold a stage of each
         return f"{machine or name}{member}-{part}-{self.device_number + 1}" if len(self.member.devices) > 1 else name
 
@@ -123,6 +122,7 @@ class ProcessPlan(NamedTuple):
         return f"member-{self.member.rank}" + (f"-stage-{self.device_number + 1}" if self.device_number else "")
 
 
+_PARTS = {"shard": "shard", "tensor": "slice"}  # by layout
 JOB_FACTORY = "training.tasks.object_files:build"
 """``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
 LAUNCHED_FILES = "files"

@@ -10,7 +10,7 @@ from profiles.schema import Profile
 from profiles.split import split_of
 from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
-from training.layouts.inside.checks import check_shard
+from training.layouts.inside.checks import INSIDE_LAYOUTS, check_inside
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import new_run_id
 from training.strategies.costs import start_of
@@ -25,7 +25,7 @@ from training.strategies.registry import (
 from training.tasks.published_models import with_local_model
 from training.tasks.registry import inputs_of
 
-DIVIDED = ("pipeline", "shard")
+DIVIDED = ("pipeline", *INSIDE_LAYOUTS)
 """Layouts of members that have several devices."""
 
 logger = logging.getLogger("muster.plan")
@@ -101,7 +101,7 @@ def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[Dev
 
 def stages_of(profile: Profile, devices: int) -> int:
     """Return how many of a run's devices each member has."""
-    if profile.run.layout == "shard":
+    if profile.run.layout in INSIDE_LAYOUTS:
         return devices
     return (profile.run.stages or devices) if profile.run.layout == "pipeline" else 1
 
@@ -110,8 +110,8 @@ def _check_layout(profile: Profile, workers: int, simulated: bool) -> None:
     """Check a run whose workers hold one model together; see :func:`_check_pipeline`."""
     if profile.run.layout == "pipeline":
         _check_pipeline(profile, workers, simulated)
-    elif profile.run.layout == "shard":
-        check_shard(profile, workers, simulated)
+    elif profile.run.layout in INSIDE_LAYOUTS:
+        check_inside(profile, workers, simulated)
     if profile.run.offload and profile.run.layout != "shard":
         raise BadInput("offload = true: only shards can be kept in main memory", "set layout = shard, or leave it out")
 

@@ -175,8 +175,9 @@ class Task(ABC):
         raise BadInput(f"'{self.name}' jobs cannot train in stages", "set layout = replicate")
 
     def build_for_shards(self) -> nn.Module:
-        """Return the model like :meth:`build_model`; its weights will be divided by rows over devices, and are whole
-        only while :meth:`loss` and :meth:`answer` compute. Those that are trained may have the file's precision."""
+        """Return the model like :meth:`build_model`; its weights will be divided over devices, and are whole, if
+        ever, only while :meth:`loss` and :meth:`answer` compute. Those that are trained may have the file's
+        precision."""
         return self.build_model()
 
     def table(self, split: str) -> str:

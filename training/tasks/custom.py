@@ -55,8 +55,8 @@ class CustomJob:
     """``metrics(output, target)``: means over the batch, by name."""
     collate: Any = None
     """Collates a list of samples into a batch; ``None``: torch's ``default_collate``."""
-    weight: Callable[[Any], float] | None = None
-    """Number of items that a batch's loss is a mean over; ``None``: samples. Needed for a per-token loss."""
+    weight: Any = None
+    """Number of items of a batch that its loss is a mean over; ``None``: samples. Needed for a per-token loss."""
 
 
 class CustomTask(Task):

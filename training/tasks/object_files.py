@@ -73,6 +73,7 @@ def instantiate(job: CustomJob, seed: int, position: GroupPosition | None = None
         None if job.validation is None else _make_data(job.validation, "val_dataset", seed, position),
         _resolve(job.loss, "loss"),
         collate=_resolve(job.collate, "collate"),
+        weight=_resolve(job.weight, "weight"),
     )
 
 
@@ -142,7 +143,7 @@ def check_names(job: CustomJob) -> dict[str, str]:
         BadInput: a part cannot be named, or its module has no such name.
     """
     model = type(job.model) if isinstance(job.model, nn.Module) else job.model
-    named = {"model": model, "loss": job.loss, "collate": job.collate}
+    named = {"model": model, "loss": job.loss, "collate": job.collate, "weight": job.weight}
     for title, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
         named[title] = data if _is_maker(data) else None
     return {title: _importable_name(reference, title) for title, reference in named.items() if reference is not None}
@@ -164,7 +165,8 @@ def write_job(job: CustomJob, folder: Path) -> None:
         OSError: a file cannot be written.
     """
     names = check_names(job)
-    document: dict[str, Any] = {"version": VERSION, "loss": names.get("loss"), "collate": names.get("collate")}
+    functions = {name: names.get(name) for name in ("loss", "collate", "weight")}
+    document: dict[str, Any] = {"version": VERSION, **functions}
     document["model"] = _write_model(job.model, names["model"], folder)
     for split, data in (("train", job.train), ("validation", job.validation)):
         title = "val_dataset" if split == "validation" else "train_dataset"
@@ -223,10 +225,10 @@ def read_job(folder: Path) -> CustomJob:
         train, validation = (
             SampleFile(folder / dataset["samples"]) if isinstance(dataset, dict) else dataset for dataset in datasets
         )
-        loss, collate = document["loss"], document["collate"]
+        loss, collate, weight = document["loss"], document["collate"], document.get("weight")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
-    return CustomJob(_read_model(document["model"], folder), train, validation, loss, collate=collate)
+    return CustomJob(_read_model(document["model"], folder), train, validation, loss, collate=collate, weight=weight)
 
 
 def _read_model(document: Mapping[str, Any], folder: Path) -> Any:

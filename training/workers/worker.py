@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
+from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.loop.train_member import prepared, run_to_exit_code, train
 from training.records.events import (
     Emit,
@@ -156,12 +157,14 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
     names = ",".join(worker.name for worker in plan.processes)
     os.environ |= {"MUSTER_NAMES": names, "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
     client = StoreClient(rendezvous.store, read_token(keys), START_DEADLINE, f"member-{member.rank}/")
-    if plan.profile.run.layout == "shard":
+    if plan.profile.run.layout in INSIDE_LAYOUTS:
         from training.layouts.inside.sharded import ShardedModel
+        from training.layouts.inside.tensor_parallel import TensorParallelModel
         from training.layouts.inside.world import join_world
 
-        shards = [worker.name for worker in plan.processes]
-        return ShardedModel(join_world(client, rank, shards, torch_device, plan.run_id, keys), member.batch_size)
+        processes = [worker.name for worker in plan.processes]
+        layout = TensorParallelModel if plan.profile.run.layout == "tensor" else ShardedModel
+        return layout(join_world(client, rank, processes, torch_device, plan.run_id, keys), member.batch_size)
     listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
     stages = [plan.process(other).name for other in ranks]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations, groupby
 
 from distributed.planning.cost_model import transfer_seconds
@@ -12,36 +12,67 @@ from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.pipeline_step import shard_bytes, tensor_bytes
 from distributed.planning.layouts.stage_devices import budget_of
-from distributed.planning.memory.memory_model import need_of_shard
+from distributed.planning.memory.memory_model import need_of_shard, need_of_slices
+from profiles.quantities import time_text
+from profiles.schema import Profile
+from training.tasks.inputs.model_size import ModelSize
 
 INSIDE_MBIT = 48_000.0
 """Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
 _WIRE_BYTES = 2
 """Bytes of a number on the way: bf16."""
+_OUTPUTS = 2
+"""Numbers that a model holds of each logit (:attr:`~training.tasks.inputs.model_size.ModelSize.outputs`)."""
+_WAIT_SECONDS = 50e-6
+"""Time in which GPUs of one machine begin an all-reduce, beside what they send."""
 _MOST_SENDING = 0.3
 """Largest share of its compute that a step may take to send."""
 
 
 def sharded(job: LayoutJob) -> LayoutCandidate:
     """Return the layout in which each device holds a part of every weight, and gathers the others to compute."""
-    passes = job.profile.training.gradient_accumulation
-    return _divided(job, "shard", lambda count: shard_bytes(job.size.parameters, count, _WIRE_BYTES, passes))
+    return _divided(job, "shard")
 
 
 def tensor(job: LayoutJob) -> LayoutCandidate:
-    """Return the layout in which each device computes a part of every matrix."""
-    training = job.profile.training
-    hidden = max((block.boundary for block in job.size.blocks), default=0)
-    numbers = training.batch_size * training.gradient_accumulation * hidden
-    return _divided(job, "tensor", lambda count: tensor_bytes(numbers, job.size.layers, count, _WIRE_BYTES))
+    """Return the layout in which each device computes a slice of every matrix."""
+    return _divided(job, "tensor")
 
 
-def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> LayoutCandidate:
-    """Return the layout over the devices of the machine with the most of them; a reason, if each machine has one.
+def sent_bytes(layout: Layout, profile: Profile, size: ModelSize, devices: int, number_bytes: float) -> float:
+    """Return the bytes that each device of a member sends to the others in a step with ``shard`` or ``tensor``.
 
     Args:
-        sent: returns the bytes that a device sends in a step, by the number of devices.
+        number_bytes: of a number on the way.
     """
+    training = profile.training
+    if layout == "shard":
+        return shard_bytes(size.parameters, devices, number_bytes, training.gradient_accumulation)
+    samples = training.batch_size * training.gradient_accumulation
+    numbers = samples * max((block.boundary for block in size.blocks), default=0)
+    logits = samples * size.outputs / _OUTPUTS
+    return tensor_bytes(numbers, size.layers, devices, number_bytes, logits=logits)
+
+
+def why_shards(profile: Profile, size: ModelSize, devices: int) -> str:
+    """Return why shards are faster than slices of matrices for the devices of a machine; empty: they are not.
+
+    Slices need no weights to be moved, but all devices wait for every sum of theirs; so do more samples in a step. What
+    a device sends is compared, and what it waits.
+    """
+    seconds = {
+        layout: transfer_seconds(sent_bytes(layout, profile, size, devices, _WIRE_BYTES), INSIDE_MBIT)
+        for layout in ("shard", "tensor")
+    }
+    waits = 4 * size.layers * profile.training.gradient_accumulation
+    tensor_seconds = seconds["tensor"] + waits * _WAIT_SECONDS
+    if tensor_seconds < seconds["shard"]:
+        return ""
+    return f"it would exchange for {time_text(tensor_seconds)} in a step, and shards for {time_text(seconds['shard'])}"
+
+
+def _divided(job: LayoutJob, layout: Layout) -> LayoutCandidate:
+    """Return the layout over the devices of the machine with the most of them; a reason, if each machine has one."""
     devices, is_inside = _together(job.devices)
     names, rate = ", ".join(machine.name for machine in devices), INSIDE_MBIT
     if not job.size.blocks:
@@ -55,12 +86,13 @@ def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> La
     staged = job.stagings()[0]
     seconds = [sum(staged.seconds(machine)) for machine in devices]
     compute = staged.micro_batches / sum(1 / each for each in seconds) if all(seconds) else 0.0
-    sending = transfer_seconds(sent(len(devices)), rate) if rate else 0.0
+    sent = sent_bytes(layout, job.profile, job.size, len(devices), _WIRE_BYTES)
+    sending = transfer_seconds(sent, rate) if rate else 0.0
     if sending > _MOST_SENDING * compute and (is_inside or layout == "shard"):
         return refusal(layout, "layout-slow-link", layout, names, exchange=sending, compute=compute)
     if not is_inside:
         return refusal(layout, "layout-outside", layout, names)
-    stages = tuple(_forecast(job, machine, len(devices), seconds[0]) for machine in devices)
+    stages = tuple(_forecast(job, layout, machine, len(devices), seconds[0]) for machine in devices)
     candidate = LayoutCandidate(
         layout=layout,
         accepted=True,
@@ -90,9 +122,10 @@ def _slowest_mbit(cluster: Cluster, devices: Sequence[ClusterMachine]) -> float:
     return min(0.0 if link is None else min(link.mbit, link.mbit_back) for link in links)
 
 
-def _forecast(job: LayoutJob, machine: ClusterMachine, count: int, seconds: float) -> StageForecast:
-    """Return what a device takes that holds one of ``count`` equal parts of all weights, and gathers one block."""
-    memory = need_of_shard(job.profile, job.size, count, on_gpu=machine.device == "cuda", bf16=machine.bf16)
+def _forecast(job: LayoutJob, layout: Layout, machine: ClusterMachine, count: int, seconds: float) -> StageForecast:
+    """Return what a device takes that holds one of ``count`` equal parts of all weights."""
+    need = need_of_slices if layout == "tensor" else need_of_shard
+    memory = need(job.profile, job.size, count, on_gpu=machine.device == "cuda", bf16=machine.bf16)
     return StageForecast(
         name=machine.name,
         start=0,

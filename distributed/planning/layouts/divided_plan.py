@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import (
@@ -17,15 +17,17 @@ from distributed.planning.documents.document import (
     Settings,
 )
 from distributed.planning.layouts.candidates import layout_candidates
-from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob, StageForecast, member_name
+from distributed.planning.layouts.divided import why_shards
+from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, member_name
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.layouts.inside.checks import refusal_in_shards
+from training.layouts.inside.checks import refusal_inside
 from training.records.plan import DevicePlan, MemberPlan
 from training.strategies.registry import default_strategy, strategy_class
 from training.strategies.user_strategy import load_user_strategy, sync_schedule_of
 from training.tasks.inputs.model_size import ModelSize
+from training.tasks.published_models import model_folder
 from training.tasks.registry import inputs_of, size_for
 
 
@@ -60,11 +62,11 @@ def fit_or_divide(
         if profile.run.layout != "auto" or sum(budget.members for budget in budgets) < 2:
             raise
         alone = _why_alone(profile, budgets)
-        sharded = None if alone else _in_shards(profile, budgets, report)
-        if sharded is None and (why := alone or _why_no_pipeline(profile)):
+        inside = None if alone else _inside(profile, budgets, report)
+        if inside is None and (why := alone or _why_no_pipeline(profile)):
             raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}") from None
         report(f"{error.problem}: the model is divided")
-        return sharded or _as(profile, "pipeline")
+        return inside or _as(profile, "pipeline")
 
 
 def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
@@ -79,25 +81,46 @@ def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Calla
         if profile.run.layout != "auto" or profile.run.workers < 2:
             raise
         with suppress(BadInput):
-            fitted = _in_shards(profile, budgets, report) or fit(_as(profile, "pipeline"), budgets, report)
+            fitted = _inside(profile, budgets, report) or fit(_as(profile, "pipeline"), budgets, report)
             report(f"{error.problem}: the model is divided over {counted(profile.run.workers, 'worker')}")
             return fitted
         raise
 
 
-def _as(profile: Profile, layout: Literal["pipeline", "shard"]) -> Profile:
+def _as(profile: Profile, layout: Layout) -> Profile:
     return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": layout})})
 
 
-def _in_shards(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile | None:
-    """Return the profile with a shard of every weight on each GPU of one machine; ``None``: they are not in one, each
-    has not one of its own, or a shard does not fit."""
+def _inside(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile | None:
+    """Return the profile with a slice of every matrix, or a shard of every weight, on each GPU of one machine.
+
+    ``None``: they are not in one, each has not one of its own, or neither fits."""
     are_inside = len({budget.name for budget in budgets}) == 1
     has_each_one = all(budget.device == "cuda" and budget.members == 1 for budget in budgets)
-    if are_inside and has_each_one and not refusal_in_shards(profile):
+    if not (are_inside and has_each_one) or refusal_inside(profile):
+        return None
+    why_not = _why_no_slices(profile, max(len(budgets), profile.run.workers))
+    if why_not:
+        report(f"layout = tensor is not taken: {why_not}")
+    layouts: tuple[Layout, ...] = ("shard",) if why_not else ("tensor", "shard")
+    for layout in layouts:
         with suppress(BadInput):
-            return fit(_as(profile, "shard"), budgets, report)
+            return fit(_as(profile, layout), budgets, report)
     return None
+
+
+def _why_no_slices(profile: Profile, devices: int) -> str:
+    """Return why devices of one machine do not take slices of matrices; empty: they are possible, and the fastest."""
+    size, folder = size_for(profile), model_folder(profile.model.model_path)
+    if size is None or not size.blocks:
+        return "the blocks of the model are not known"
+    if folder is None:
+        return "only published models have a plan of what can be divided"
+    if why := why_shards(profile, size, devices):
+        return why
+    from training.layouts.inside.tensor_plans import refusal_of_folder  # loads torch
+
+    return refusal_of_folder(folder, devices)
 
 
 def _why_no_pipeline(profile: Profile) -> str:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from distributed.planning.memory.memory_model import need_of, need_of_shard
+from distributed.planning.memory.memory_model import need_of, need_of_shard, need_of_slices
 from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
@@ -31,6 +31,7 @@ from profiles.quantities import memory_text
 from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
 from training.layouts.bounds import bounds_of
+from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.plan import DevicePlan
 from training.run.local_plan import stages_of
 from training.tasks.inputs.model_size import ModelSize
@@ -191,7 +192,7 @@ def fit_to_budgets(
     is_estimated = size.activations > 0 and len(known_budgets) == len(budgets)
     has_gpu = any(budget.device != "cpu" for budget in known_budgets)
     relaxations = Relaxations(is_estimated, is_estimated and size.teacher is None and has_gpu)
-    if profile.run.layout == "shard":  # which quantised weights cannot be divided into
+    if profile.run.layout in INSIDE_LAYOUTS:  # which quantised weights cannot be divided into
         with_8_bits = bool
     candidates = partial(_candidates, profile, fittable_settings(profile), with_8_bits, relaxations)
     devices = max(profile.run.workers, sum(budget.members for budget in budgets))
@@ -226,8 +227,9 @@ def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone
     batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
     sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
     on_gpu = budget.device == "cuda"
-    if profile.run.layout == "shard":
-        return need_of_shard(profile, size, devices, on_gpu=on_gpu, bf16=budget.bf16)
+    if profile.run.layout in INSIDE_LAYOUTS:
+        need_of_part = need_of_slices if profile.run.layout == "tensor" else need_of_shard
+        return need_of_part(profile, size, devices, on_gpu=on_gpu, bf16=budget.bf16)
     parts = _parts(profile, size)
     alone |= 1 < len(parts) == profile.run.workers  # the stages of the only member exchange no gradients
     return max(need_of(profile, part, alone, max(sizes), on_gpu=on_gpu, bf16=budget.bf16).total for part in parts)

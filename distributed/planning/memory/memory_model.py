@@ -20,6 +20,9 @@ _BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5625}
 """Bytes of a weight under adapters; with nf4, 64 weights share a scale in fp32."""
 _INPUT_SHARE = 2 / 34
 """Share of a block's input in its activations (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 2 of 34 sbh)."""
+_UNDIVIDED_SHARE = 10 / 34
+"""Share of a block's activations that every device has whole if each computes a slice of every matrix (there, section
+4.2.1)."""
 LORA_DIVISOR = 50
 """Parameters over those of adapters: rank 16 on all linear layers is 1.9 % (whisper-large) to 2.8 % (whisper-tiny)."""
 
@@ -116,13 +119,41 @@ def need_of_shard(
     Args:
         batch: samples of a micro-batch of all devices; 0: those of the profile.
     """
-    parts = devices if not (on_gpu and profile.run.offload) else max(1, size.parameters)  # none stays on the GPU
-    share = replace(
-        size, parameters=size.parameters // parts, encoder=size.encoder // parts, matrices=size.matrices // parts
-    )
+    share = _divided(size, devices if not (on_gpu and profile.run.offload) else max(1, size.parameters))
     samples = -(-(batch or profile.training.batch_size) // devices)
     gathered = 2 * _FP32 * max((block.parameters for block in size.blocks), default=size.parameters)
     return need_of(profile, share, alone=True, batch=samples, on_gpu=on_gpu, bf16=bf16).total + gathered
+
+
+def need_of_slices(
+    profile: Profile, size: ModelSize, devices: int, batch: int = 0, *, on_gpu: bool = False, bf16: bool = False
+) -> int:
+    """Return the bytes at the peak of a device that holds one of equal slices of all matrices, and computes every
+    sample with the others.
+
+    Of the activations, what is between a pair of divided layers is divided (Korthikanti et al. 2022, section 4.2.1:
+    24 of 34 sbh); the inputs of blocks and the logits are whole.
+
+    Args:
+        batch: samples of a micro-batch; 0: those of the profile.
+    """
+    kept = _UNDIVIDED_SHARE + (1 - _UNDIVIDED_SHARE) / devices
+    if profile.model.gradient_checkpointing:
+        inputs = _INPUT_SHARE / (_INPUT_SHARE + 1 / max(1, size.layers))
+        kept = inputs + (1 - inputs) * kept
+    share = replace(
+        _divided(size, devices),
+        activations=size.outputs + int(kept * (size.activations - size.outputs)),
+        encoder_activations=int(kept * size.encoder_activations),
+    )
+    return need_of(profile, share, alone=True, batch=batch, on_gpu=on_gpu, bf16=bf16).total
+
+
+def _divided(size: ModelSize, parts: int) -> ModelSize:
+    """Return the size of a model of which a device has one of so many equal parts of the weights."""
+    return replace(
+        size, parameters=size.parameters // parts, encoder=size.encoder // parts, matrices=size.matrices // parts
+    )
 
 
 def _strategy_state(settings: StrategySettings, trainable: int, alone: bool, on_gpu: bool) -> int:

@@ -1,1 +1,2 @@
-"""Layouts whose devices exchange while they compute, and must be in one machine: a shard of every weight on each."""
+"""Layouts whose devices exchange while they compute, and must be in one machine: a shard of every
+weight on each, or a slice of every matrix."""

@@ -21,12 +21,12 @@ from profiles.errors import BadInput, RunFailed
 _REPLICATE = "set layout = replicate"
 
 
-def refuse_gradient_hooks(model: nn.Module) -> None:
-    """Raise BadInput for hooks on gradients, which would not be called: torch's shards take the place of weights."""
+def refuse_gradient_hooks(model: nn.Module, layout: str) -> None:
+    """Raise BadInput for hooks on gradients, which would not be called: other parameters take the place of weights."""
     for name, weight in model.named_parameters():
         if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
             raise BadInput(
-                f"layout = shard: {name} has a hook on its gradient, of which devices have a part", _REPLICATE
+                f"layout = {layout}: {name} has a hook on its gradient, of which devices have a part", _REPLICATE
             )
 
 

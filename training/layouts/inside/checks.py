@@ -1,16 +1,18 @@
-"""What a run cannot have whose devices hold a shard of every weight."""
+"""What a run cannot have whose devices, inside one machine, hold a shard of every weight or a slice of every matrix."""
 
 from __future__ import annotations
 
 from profiles.errors import BadInput
 from profiles.schema import QUANTISED, Profile
 
+INSIDE_LAYOUTS = ("shard", "tensor")
+"""Layouts whose devices exchange while they compute, and must be in one machine."""
 BY_ELEMENT = ("adamw", "sgd")
-"""Optimizers that need only the rows of a weight that a device has."""
+"""Optimizers that need only the part of a weight that a device has."""
 
 
-def check_shard(profile: Profile, workers: int, simulated: bool) -> None:
-    """Check a run of one member whose devices each hold a shard of every weight.
+def check_inside(profile: Profile, workers: int, simulated: bool) -> None:
+    """Check a run of one member whose devices, inside one machine, each hold a part of every weight.
 
     Raises:
         BadInput: a setting does not work with that, or the workers take turns in one process.
@@ -18,12 +20,12 @@ def check_shard(profile: Profile, workers: int, simulated: bool) -> None:
     reason = "is for workers that are not simulated" if simulated else ""
     if workers < 2:
         reason = f"needs 2 workers or more, not {workers}"
-    if reason := reason or refusal_in_shards(profile):
-        raise BadInput(f"layout = shard {reason}", "set layout = replicate", option="layout")
+    if reason := reason or refusal_inside(profile):
+        raise BadInput(f"layout = {profile.run.layout} {reason}", "set layout = replicate", option="layout")
 
 
-def refusal_in_shards(profile: Profile) -> str:
-    """Return why a run cannot be one of a member whose devices hold shards; empty: it can."""
+def refusal_inside(profile: Profile) -> str:
+    """Return why a run cannot be one of a member whose devices each hold a part of every weight; empty: it can."""
     model, training, strategy = profile.model, profile.training, profile.strategy
     composed = model.teacher_path or model.encoder_path or model.student_layers
     reasons = {
@@ -32,10 +34,10 @@ def refusal_in_shards(profile: Profile) -> str:
         "has one member: shares divide nothing": bool(profile.run.shares),
         "has one member, whose devices share its data: local_data is of no use": profile.data.local_data,
         "leaves no worker with weights of its own: eval_local = on": profile.evaluation.eval_local == "on",
-        f"gives an optimizer some rows of each matrix, and optimizer = {training.optimizer} needs whole ones, or may": (
+        f"gives an optimizer a part of each matrix, and optimizer = {training.optimizer} needs whole ones, or may": (
             training.optimizer not in BY_ELEMENT
         ),
-        f"divides weights by rows, which base_precision = {model.base_precision} packs": (
+        f"divides weights, which base_precision = {model.base_precision} packs": (
             model.tuning == "lora" and model.base_precision in QUANTISED
         ),
         "needs one loss scale for all devices, not mixed_precision = fp16": training.mixed_precision == "fp16",

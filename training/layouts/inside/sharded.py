@@ -34,7 +34,7 @@ class ShardedModel(InsideModel):
         whole = with_frozen_base(task.build_for_shards(), profile.model, precision)
         start_training(whole)
         _refuse_batch_statistics(whole)
-        refuse_gradient_hooks(whole)
+        refuse_gradient_hooks(whole, "shard")
         try:
             self._weights = ShardedWeights(whole, self._world.mesh, mixed(precision), offload(profile, precision))
         except (ValueError, NotImplementedError) as error:  # a scalar, a weight that is not contiguous

@@ -120,8 +120,8 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
         refuse_other_count(bounds, examine_pretrained(architecture, config), architecture.__name__)
         small, small_bounds = small_config(config, bounds)
         cuts = (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
-        whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), _loss) for cut in cuts)
-        compare(whole, stages, _samples(small), seed=1)
+        whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), loss_of) for cut in cuts)
+        compare(whole, stages, samples_for(small), seed=1)
     except MODEL_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{architecture.__name__} cannot be tried in stages: {reason}", _HINT) from error
@@ -165,12 +165,13 @@ def _keep_blocks(config: Any, blocks: Sequence[int], encoder: int) -> None:
     config.num_hidden_layers = len(blocks)
 
 
-def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the loss that a transformers model computes itself."""
     loss: torch.Tensor = model(**batch, use_cache=False).loss
     return loss
 
 
-def _samples(config: Any) -> dict[str, torch.Tensor]:
+def samples_for(config: Any) -> dict[str, torch.Tensor]:
     """Return sequences of different lengths, with sounds for a model that hears."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(4, _WORDS, (_SAMPLES, _LENGTH), generator=generator)
