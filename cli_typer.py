@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves it out
 
-from profiles.bootstrap import ensure_environment
+from profiles.bootstrap import end_process, ensure_environment
 
 if __name__ == "__main__":
     ensure_environment(__file__)
@@ -15,4 +15,4 @@ if __name__ == "__main__":
 from app.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

@@ -7,11 +7,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves it out
 
-from profiles.bootstrap import ensure_environment
+from profiles.bootstrap import end_process, ensure_environment
 
 ensure_environment(__file__)
 
 from app.cli.wizard import main  # noqa: E402 - the environment has to be known to be there
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

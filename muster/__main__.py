@@ -13,13 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from profiles.bootstrap import silence_interrupts
+from profiles.bootstrap import end_process, silence_interrupts
 
 _PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 
 
 def main() -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and end this process; return the exit code where that cannot begin."""
     problem = _package_conflict()
     if problem:
         print(f"error: {problem}", file=sys.stderr)
@@ -32,7 +32,7 @@ def main() -> int:
     from app.cli.main import main as run
 
     hand_over(sys.argv[1:])
-    return run(sys.argv[1:], "muster")
+    end_process(run(sys.argv[1:], "muster"))
 
 
 def _typed_program(path: str) -> str:

@@ -10,13 +10,14 @@ that a person starts imports it first::
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shlex
 import signal
 import sys
 from types import FrameType, TracebackType
-from typing import List, Optional, Type
+from typing import List, NoReturn, Optional, Type
 
 PACKAGES = (
     "accelerate av certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
@@ -25,6 +26,28 @@ PACKAGES = (
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"
 """Environment variable of a restarted process, so that it never restarts once more."""
+
+
+_exit_codes: List[int] = []
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with ``code`` after all that is registered for its end, without taking the interpreter apart:
+    that would abort it where a thread is still inside of Rust or C++, as in an import or a check of a document."""
+    _exit_codes.append(code)
+    raise SystemExit(code)
+
+
+@atexit.register  # of all functions the first to be registered, and so the last to be called
+def _leave() -> None:
+    if not _exit_codes:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+            continue
+    os._exit(_exit_codes[-1])
 
 
 def missing_packages() -> List[str]:

@@ -41,4 +41,6 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # instead of this file's own folder
-    sys.exit(main(sys.argv[1:]))
+    from profiles.bootstrap import end_process
+
+    end_process(main(sys.argv[1:]))

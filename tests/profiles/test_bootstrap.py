@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiles import bootstrap
+from tests.preloaded.python import python_itself
 
 ROOT = Path(bootstrap.__file__).parents[1]
 BARE = f"{sys.base_prefix}/bin/python3"
@@ -124,6 +125,41 @@ def test_ctrl_c_is_answered_once_somebody_can(project: Path) -> None:
     answered = IMPORTING.replace("import os, signal", restored)
     (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", answered))
     assert "caught by a module" in _start(project).stdout
+
+
+ENDING = """
+import atexit, sys, threading
+from profiles.bootstrap import end_process
+import pydantic
+
+class Number(pydantic.BaseModel):
+    value: int
+    @pydantic.field_validator("value")
+    @classmethod
+    def checked(cls, value):
+        begun.set()
+        for _ in range(100):
+            pass
+        return value
+
+def read():
+    while True:
+        Number(value=1)
+
+begun = threading.Event()
+sys.setswitchinterval(1e-5)
+atexit.register(print, "is over", end="")
+for _ in range(8):
+    threading.Thread(target=read, daemon=True).start()
+begun.wait()
+print("this", end=" ")
+end_process(3)
+"""
+
+
+def test_a_process_ends_though_a_thread_of_it_is_in_rust_or_cpp() -> None:
+    done = subprocess.run([python_itself(), "-c", ENDING], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "this is over", "")
 
 
 @pytest.mark.parametrize("name", ["profiles/__init__.py", "profiles/bootstrap.py", "wizard.py", "cli_typer.py"])

@@ -17,6 +17,7 @@ from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.run_view.view import EndedRun
 from distributed.run.request_server import LocalMachines, RequestServer
+from profiles.bootstrap import end_process
 from profiles.errors import ExitCode, MusterError
 from training.records.events import Event
 from training.records.plan import RunPlan
@@ -90,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

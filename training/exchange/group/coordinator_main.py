@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from profiles.bootstrap import end_process
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
@@ -120,4 +121,4 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())
