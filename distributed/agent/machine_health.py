@@ -9,6 +9,7 @@ The parsers take text, so that they can be tested everywhere.
 from __future__ import annotations
 
 import fcntl
+import gc
 import glob
 import json
 import platform
@@ -144,6 +145,7 @@ def number(text: str, unit: int = 1) -> int | None:
 
 def devices() -> list[dict[str, Any]]:
     """Multiply matrices on every device; a wrong result or an error is a problem."""
+    gc.disable()  # a fifth of the seconds that torch takes to import goes into looking for garbage
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken installation fails in any way; it becomes a finding

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.arguments import OUTPUT, Json, ModelReference, Output
+from app.cli.arguments import OUTPUT, Json, Output
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, visible
 from profiles.errors import BadInput, ExitCode, counted
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: ModelReference,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hf, ctranslate2, gguf, onnx or coreml.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model folder, run id or profile; default: the newest run's.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="New folder; empty: exports/ beside the model.")
     ] = None,

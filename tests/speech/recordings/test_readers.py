@@ -47,6 +47,15 @@ def test_a_table_names_files_or_addresses(tmp_path: Path) -> None:
     assert second.audio == UrlSource("https://x.example/b.mp3?k=1")
 
 
+def test_under_an_unusual_name_the_one_column_of_sound_files_is_that_of_the_recordings(tmp_path: Path) -> None:
+    rows = [("1", "a.wav", "eins", "b.mp3"), ("2", "c.M4A", "zwei", "nothing")]
+    (first, _) = read(write_rows(tmp_path / "all.csv", "Nr,Datei,text,Remarks", rows))
+    assert first.id == "a.wav"
+    two = write_rows(tmp_path / "two.csv", "left,right,text", [("a.wav", "b.wav", "eins")])
+    with pytest.raises(BadInput, match="no column 'audio_path'"):
+        read(two)
+
+
 def label_studio_task(number: int, *values: dict[str, object], cancelled: bool = False) -> dict[str, object]:
     results = [{"type": "textarea", "from_name": "transcription", "value": value} for value in values]
     choice = {"type": "choices", "value": {"choices": ["clean"]}}
