@@ -26,8 +26,9 @@ import socket
 import struct
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PRELOADED = (
     "numpy",
@@ -74,25 +75,78 @@ _HUGE, _COLLAPSE = 2 << 20, 25
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True)
+class Copy:
+    """One that runs."""
+
+    pid: int
+    end: int
+    """Of the process: readable when it has ended."""
+    connection: int
+    """With its client."""
+
+    def listen(self) -> bool:
+        """Pass its client's signals on; end it where the client has ended, and return whether it has not."""
+        numbers = b""
+        with contextlib.suppress(ConnectionError):
+            numbers = os.read(self.connection, 64)
+        for number in numbers:
+            os.kill(self.pid, number)
+        if not numbers:
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
+        return bool(numbers)
+
+    def answer(self) -> None:
+        """Tell its client how it has ended."""
+        _, status = os.waitpid(self.pid, 0)
+        with contextlib.suppress(OSError):
+            os.write(self.connection, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        os.close(self.connection)
+        os.close(self.end)
+
+
 def serve(listener: socket.socket, loaded: bool) -> dict[str, Any]:
-    """Copy this process for each client; only a copy returns, with what its client wants."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    """Copy this process for each client, and watch both until either ends; only a copy returns, with what its client
+    wants."""
+    ready, tell = os.pipe()
+    poll, copies = select.poll(), dict[int, Copy]()
+    for number in (0, listener.fileno(), ready):
+        poll.register(number, select.POLLIN)
     while True:
-        ready, _, _ = select.select([listener, 0], [], [])
-        if listener not in ready:
-            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
-            os._exit(0)
-        connection, _ = listener.accept()
-        if not loaded:
-            load(_PRELOADED)
-            loaded = True
-        if os.fork():
-            connection.close()
-            continue
-        listener.close()
-        die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        return watch(connection)
+        for number, _ in poll.poll():
+            if number == 0:
+                shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+                os._exit(0)
+            if number == listener.fileno():
+                connection = listener.accept()[0].detach()
+                if not loaded:
+                    load(_PRELOADED)
+                    loaded = True
+                pid = os.fork()
+                if not pid:
+                    listener.close()
+                    die_with_parent()
+                    return wishes(connection, tell)
+                copy = Copy(pid, os.pidfd_open(pid), connection)
+                copies[copy.end] = copies[connection] = copy
+                poll.register(copy.end, select.POLLIN)
+            elif number == ready:  # what comes from its client from now on is for this process
+                pid = int.from_bytes(os.read(ready, 4), "big")
+                for copy in copies.values():
+                    if copy.pid == pid:
+                        poll.register(copy.connection, select.POLLIN)
+            elif (known := copies.get(number)) is None:
+                continue  # it ended in this round
+            elif number == known.end:
+                for one in (known.end, known.connection):
+                    del copies[one]
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(one)
+                known.answer()
+            elif not known.listen():
+                poll.unregister(number)
 
 
 def load(names: tuple[str, ...]) -> None:
@@ -149,6 +203,8 @@ def forget_other_code(script: str) -> None:
     found = {name: spec.origin for name in wanted if (spec := finder.find_spec(name)) is not None}
     kept = [name for name, origin in found.items() if origin and is_loaded(name, Path(origin), not script)]
     others = [name for name in packages if name not in kept or len(kept) < len(found)]
+    if not others:
+        return  # to look at all names would copy the memory in which they are
     for name in [name for name in sys.modules if name.partition(".")[0] in others]:
         _forgotten[name] = sys.modules.pop(name)
 
@@ -181,38 +237,35 @@ def die_with_parent() -> None:
     _LIBC.prctl(1, signal.SIGKILL)
 
 
-def watch(connection: socket.socket) -> dict[str, Any]:
-    """Make the copy of one client, and watch both until either ends; only the copy returns."""
-    head, files, _, _ = socket.recv_fds(connection, 8, 250)
-    document: dict[str, Any] = marshal.loads(received(connection, int.from_bytes(head, "big")))
+def wishes(connection: int, tell: int) -> dict[str, Any]:
+    """Return what a client wants, where it is; the server is told then."""
+    client = socket.socket(fileno=connection)
+    head, files, _, _ = socket.recv_fds(client, 8, 250)
+    document: dict[str, Any] = marshal.loads(received(client, int.from_bytes(head, "big")))
     document["received"] = files
-    client = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    document["limits"] = [(kind, resource.prlimit(client, kind)) for kind in _LIMITS]
-    join(client)
-    child = os.fork()
-    if not child:
+    pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    document["limits"] = [(kind, resource.prlimit(pid, kind)) for kind in _LIMITS]
+    if not join(pid):
+        os.write(tell, os.getpid().to_bytes(4, "big"))
+    elif child := os.fork():
+        watch(Copy(child, os.pidfd_open(child), connection), files)
+    else:
         die_with_parent()
-        return document
+    client.detach()
+    return document
+
+
+def watch(copy: Copy, files: list[int]) -> NoReturn:
+    """Do what else the server does, for a copy in another namespace of processes: only a child can be in one."""
     for number in files:
         os.close(number)
-    end = os.pidfd_open(child)
     while True:
-        ready, _, _ = select.select([connection, end], [], [])
-        if end in ready:
-            _, status = os.waitpid(child, 0)
-            with contextlib.suppress(OSError):
-                connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        ready, _, _ = select.select([copy.connection, copy.end], [], [])
+        if copy.end in ready:
+            copy.answer()
             os._exit(0)
-        numbers = b""
-        with contextlib.suppress(ConnectionError):
-            numbers = connection.recv(64)
-        if not numbers:
-            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
-                os.killpg(child, signal.SIGKILL)
-            os.kill(child, signal.SIGKILL)
+        if not copy.listen():
             os._exit(0)
-        for number in numbers:
-            os.kill(child, number)
 
 
 def received(connection: socket.socket, size: int) -> bytes:
@@ -222,8 +275,8 @@ def received(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def join(client: int) -> None:
-    """Go where the client is: into its CPU quota and its namespaces."""
+def join(client: int) -> bool:
+    """Go where the client is: into its CPU quota and its namespaces; return whether that of processes is another."""
     own = Path("/proc/self/cgroup").read_text().splitlines()
     for line in Path(f"/proc/{client}/cgroup").read_text().splitlines():
         _, kinds, place = line.split(":", 2)
@@ -236,6 +289,7 @@ def join(client: int) -> None:
         if _LIBC.setns(descriptor, 0):
             raise OSError(ctypes.get_errno(), "setns")
         os.close(descriptor)
+    return "pid" in other
 
 
 def become(document: dict[str, Any]) -> None:

@@ -288,8 +288,8 @@ class RunProcesses:
     def seconds(self) -> dict[int, float]:
         """Return the processor seconds of every process of the run, by process id."""
         seconds_by_pid: dict[int, float] = {}
-        alive = psutil.pids()
-        for pid in alive:  # in rising order, so that parents mostly come before their children
+        alive = set(psutil.pids())
+        for pid in sorted(alive):  # in rising order, so that parents mostly come before their children
             try:
                 process = psutil.Process(pid)
                 if pid not in self._is_of_run:
@@ -302,7 +302,7 @@ class RunProcesses:
                     seconds_by_pid[pid] = times.user + times.system
             except (psutil.Error, OSError):  # it has just ended, or belongs to another user
                 continue
-        self._is_of_run = {pid: is_of_run for pid, is_of_run in self._is_of_run.items() if pid in set(alive)}
+        self._is_of_run = {pid: is_of_run for pid, is_of_run in self._is_of_run.items() if pid in alive}
         return seconds_by_pid
 
 
