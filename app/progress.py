@@ -58,7 +58,7 @@ class ProgressDisplay(contextlib.AbstractContextManager["ProgressDisplay"]):
 
 
 def progress_for(
-    title: str, state: RunState | None = None, write: Callable[[str], None] | None = None
+    title: str, state: RunState | None = None, write: Callable[[str], None] | None = None, begun: float | None = None
 ) -> ProgressDisplay:
     """Return the display that fits where stderr goes.
 
@@ -66,10 +66,11 @@ def progress_for(
         title: of the run, in one line.
         state: the state so far, for a run that is resumed.
         write: takes plain lines, also on a terminal.
+        begun: when the run began, if its past is shown, too.
     """
     if interactive() and write is None:
         return LiveProgress(title, state or RunState(), diagnostics())
-    return PlainProgress(title, state, write or say)
+    return PlainProgress(title, state, write or say, begun=begun)
 
 
 class LiveProgress(ProgressDisplay):
@@ -174,7 +175,11 @@ def time_bar(member: MemberState, narrow: bool) -> Text:
 
 
 class PlainProgress(ProgressDisplay):
-    """Lines for logs and pipes: no escape codes, and a bounded number of them."""
+    """Lines for logs and pipes: no escape codes, and a bounded number of them.
+
+    Args:
+        begun: seconds since the epoch from which the times of the events count; default: the present.
+    """
 
     def __init__(
         self,
@@ -182,8 +187,10 @@ class PlainProgress(ProgressDisplay):
         state: RunState | None = None,
         write: Callable[[str], None] = say,
         clock: Callable[[], float] = time.monotonic,
+        begun: float | None = None,
     ) -> None:
         super().__init__(title, state or RunState())
+        self._begun, self._event_at = begun, 0.0
         self._write = write
         self._clock = clock
         self._start = clock()
@@ -201,6 +208,8 @@ class PlainProgress(ProgressDisplay):
     def __call__(self, event: Event) -> None:
         before = self.state
         super().__call__(event)
+        if self._begun is not None:  # a machine's clock may be ahead, or behind
+            self._event_at = max(self._event_at, min(event.time, time.time()) - self._begun)
         match event:
             case StepEvent():
                 if self._is_due("step") and self.state.step > 0:
@@ -245,7 +254,8 @@ class PlainProgress(ProgressDisplay):
 
     def _line(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run goes on
-            self._write(f"[{duration_text(self._clock() - self._start)}] {visible(text)}")
+            seconds = self._clock() - self._start if self._begun is None else self._event_at
+            self._write(f"[{duration_text(seconds)}] {visible(text)}")
 
 
 def step_line(state: RunState) -> str:

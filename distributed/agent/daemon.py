@@ -43,7 +43,7 @@ LONGEST_LINE = 1 << 18
 """Bytes of a worker's line in one record; even six times as long in JSON it is a line that the remote side accepts."""
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
 TIMEOUT = 10.0
-_TICK = 0.1
+_TICK, _MOST_FILES = 0.1, 4096
 
 
 def run_folder(root: Path, run: str, rank: str) -> Path:
@@ -69,7 +69,7 @@ class Daemon:
         self._farewell: dict[str, Any] | None = None
         self._dismissed = threading.Event()
         self._lock = threading.Lock()
-        self._guard = start_guard(self._grace)
+        self._guard_pid, self._guard = start_guard(self._grace)
 
     def run(self, ready: int) -> None:
         """Serve until dismissed or the lease expires; write to ``ready`` as soon as it can be attached to."""
@@ -85,6 +85,7 @@ class Daemon:
         try:
             while self._farewell is None and time.monotonic() - self._renewed < self._lease:
                 self._dismissed.wait(_TICK)
+                self._replace_guard()
             if self._farewell is None:
                 self._expire()
         finally:
@@ -94,6 +95,13 @@ class Daemon:
                 awake.kill()
             lease.release()
             self._tidy()
+
+    def _replace_guard(self) -> None:
+        """Start another guard if it alone was killed."""
+        if not self._over and os.waitpid(self._guard_pid, os.WNOHANG)[0]:
+            os.close(self._guard)
+            self._guard_pid, self._guard = start_guard(self._grace)
+            os.write(self._guard, b"%d" % self._worker.pid)
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         folder = str(self._folder)
@@ -123,7 +131,8 @@ class Daemon:
         for pump in pumps:
             pump.join(TIMEOUT)  # a process that left its group may hold them open for ever
         self._spool.append({"end": code, "why": self._why})
-        os.write(self._guard, b" over")
+        with contextlib.suppress(OSError):
+            os.write(self._guard, b" over")
 
     def _pump(self, stream: Any, kind: str) -> None:
         left = LOG_BUDGET if kind == "log" else sys.maxsize
@@ -152,7 +161,8 @@ class Daemon:
         self._spool.forget(message.get("recorded", 0))
         if message.get("grace", 0.0) > self._grace:
             self._grace = float(message["grace"])
-            os.write(self._guard, b" %d" % self._grace)
+            with contextlib.suppress(OSError):  # it was killed, and another one is about to be started
+                os.write(self._guard, b" %d" % self._grace)
 
     def _send(self, connection: socket.socket, after: int) -> None:
         """Send all records after ``after``, and beats while there are none."""
@@ -212,14 +222,15 @@ class Daemon:
                 self._folder.parent.rmdir()
 
 
-def start_guard(grace: float) -> int:
-    """Fork a process that ends the worker's group and removes the keys if this one dies; return the
+def start_guard(grace: float) -> tuple[int, int]:
+    """Fork a process that ends the worker's group and removes the keys if this one dies; return its number, and the
     descriptor to write the group's id to, then longer graces, and ``over`` when the group has ended."""
     read_end, write_end = os.pipe()
-    if os.fork():
+    if child := os.fork():
         os.close(read_end)
-        return write_end
-    os.close(write_end)
+        return child, write_end
+    os.closerange(3, read_end)  # among them the worker's input, if it takes the place of another one
+    os.closerange(read_end + 1, _MOST_FILES)
     os.setsid()
     words = b"".join(iter(lambda: os.read(read_end, 64), b"")).split()
     with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):

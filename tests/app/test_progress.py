@@ -189,6 +189,14 @@ def test_without_a_terminal_the_display_is_plain(capsys: pytest.CaptureFixture[s
     assert re.fullmatch(r"\[\d:\d\d\] title\n\[\d:\d\d\] warning: x\n", capsys.readouterr().err)
 
 
+def test_the_past_has_its_own_times() -> None:
+    lines: list[str] = []
+    display = PlainProgress("title", RunState(), lines.append, begun=100.0)
+    for moment in (100.0, 161.0, 130.0):  # the clock of one machine is behind
+        display(WarningEvent(message=f"at {moment:g}", time=moment))
+    assert lines == ["[0:00] warning: at 100", "[1:01] warning: at 161", "[1:01] warning: at 130"]
+
+
 @given(st.lists(st.one_of(MEMBER_EVENTS, RUN_EVENTS), max_size=12), st.integers(20, 200))
 def test_any_events_can_be_shown(events: list[Event], width: int) -> None:
     numbered = [event.model_copy(update={"member": index % 3}) for index, event in enumerate(events)]

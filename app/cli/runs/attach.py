@@ -199,7 +199,8 @@ def show_run(
     """
     follower = Follower(path)
     write = ascii_lines() if ascii_only else None
-    progress = progress_for(title_of(follower.plan), write=write)
+    begun = next((event.time for event in read_events(path / "events.jsonl")), None)
+    progress = progress_for(title_of(follower.plan), write=write, begun=begun)
     events = follower.events()
     visit, signals, greeted = Visit(path), [], not person(as_json)
     with heard_by(lambda number, frame: signals.append(number)):
@@ -221,7 +222,7 @@ def show_run(
                 if person(as_json):
                     visit.leave(time.time())
                 return ExitCode.DONE
-            progress = progress_for(title_of(follower.plan), progress.state, write)
+            progress = progress_for(title_of(follower.plan), progress.state, write, begun)
     ended = follower.ended(progress.state)
     if not greeted:
         _greet(visit, ended.state)
