@@ -15,8 +15,8 @@ from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RUN_ID, RunFolder, folder_name, new_run_id, rerun_script
 
 
-def make_plan(run_id: str = "20261121-013005-ab12", name: str = "demo") -> RunPlan:
-    members = tuple(MemberPlan(rank=rank, name="here", batch_size=4) for rank in range(2))
+def make_plan(run_id: str = "20261121-013005-ab12", name: str = "demo", workers: int = 2) -> RunPlan:
+    members = tuple(MemberPlan(rank=rank, name="here", batch_size=4) for rank in range(workers))
     return RunPlan(run_id=run_id, profile=Profile(name=name), members=members, engine="mesh")
 
 
@@ -185,6 +185,23 @@ def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
         assert again.metadata.end_time is None
     assert first_log.read_text() == "kept"
     assert [e.message for e in again.events() if isinstance(e, WarningEvent)] == ["first", "second"]
+
+
+def test_a_resume_with_another_plan_that_never_trains_leaves_the_plan_as_it_was(tmp_path: Path) -> None:
+    with make(tmp_path) as folder:
+        folder.finish("failed", {})
+    plan, other = make_plan(), make_plan(workers=3)
+    for _ in range(2):  # the first is killed before it ends
+        RunFolder.resume(folder.path, other, []).close()
+    assert RunFolder.open(folder.path).plan() == other
+    assert RunFolder.open(folder.path).plan_before() == plan
+    with RunFolder.resume(folder.path, other, []) as again:
+        again.put_back()
+    assert RunFolder.open(folder.path).plan() == RunFolder.open(folder.path).plan_before() == plan
+    with RunFolder.resume(folder.path, other, []) as again:
+        again.begin("running")
+    assert RunFolder.open(folder.path).plan() == RunFolder.open(folder.path).plan_before() == other
+    assert not list(folder.path.glob("plan.*.json"))
 
 
 def test_keys_do_not_outlive_the_run(tmp_path: Path) -> None:

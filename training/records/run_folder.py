@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 _ADDED, _ADDED_MEMBERS = "secrets/added.json", TypeAdapter(tuple[MemberPlan, ...])
 """Removed with the keys at the end of an attempt: a resumed run has the members of its plan."""
+_EARLIER_PLAN = "plan.earlier.json"
+"""The plan of a run that is being resumed with another one, until it trains again: restored if it never does."""
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
@@ -146,6 +148,8 @@ class RunFolder:
             now = read_metadata(path)  # the run is held only since a moment ago
             earlier = now.earlier or Earlier.model_validate(now.model_dump())
             (path / "completed").unlink(missing_ok=True)
+            if now.earlier is None or not (path / _EARLIER_PLAN).exists():
+                _keep_plan(path, plan)
             _write_plan(path, plan)
             folder.update_metadata(
                 status="starting",
@@ -205,6 +209,11 @@ class RunFolder:
     def plan(self) -> RunPlan:
         """Read ``plan.json``. Raises BadInput if it is missing or damaged."""
         return read_plan(self.path / "plan.json")
+
+    def plan_before(self) -> RunPlan:
+        """Read the plan that the run had before a resume that never began to train, else :meth:`plan`."""
+        kept = self.path / _EARLIER_PLAN
+        return read_plan(kept) if self._metadata.earlier is not None and kept.is_file() else self.plan()
 
     def record_added(self, members: tuple[MemberPlan, ...]) -> None:
         """Record the members that were added to the plan, for a supervisor that takes over.
@@ -276,14 +285,18 @@ class RunFolder:
             RunFailed: see :meth:`update_metadata`.
         """
         self.update_metadata(status=status, earlier=None)
+        (self.path / _EARLIER_PLAN).unlink(missing_ok=True)
 
     def put_back(self) -> None:
-        """Restore the metadata from before an attempt that never began to train.
+        """Restore metadata and plan from before an attempt that never began to train.
 
         Raises:
             RunFailed: see :meth:`update_metadata`.
         """
         if self._metadata.earlier is not None:
+            if (kept := self.path / _EARLIER_PLAN).exists():
+                self._write("plan.json", kept.read_bytes())
+                kept.unlink()
             self.update_metadata(**self._metadata.earlier.model_dump(), earlier=None)
 
     def finish(self, status: Status, metrics: Mapping[str, Any], error_message: str = "") -> None:
@@ -341,6 +354,14 @@ def rerun_script(command: Sequence[str]) -> str:
     arguments of the script are appended to those of the command."""
     words = [sys.executable, *command] if command[0].endswith(".py") else command
     return f'#!/bin/sh\ncd -- {shlex.quote(os.getcwd())} || exit\nexec {shlex.join(words)} "$@"\n'
+
+
+def _keep_plan(folder: Path, plan: RunPlan) -> None:
+    """Keep the plan of a run beside another one with which it is resumed."""
+    with contextlib.suppress(BadInput):  # one that cannot be read is no use
+        before = read_plan(folder / "plan.json")
+        if (before.profile, before.members) != (plan.profile, plan.members):
+            write_atomically(folder / _EARLIER_PLAN, _plan_text(before))
 
 
 def _write_plan(folder: Path, plan: RunPlan) -> None:

@@ -186,7 +186,7 @@ def plan_to_resume(path: Path) -> RunPlan:
         BadInput: it is completed, or has no snapshot.
     """
     folder = RunFolder.open(path)
-    plan = folder.plan()
+    plan = folder.plan_before()
     if folder.metadata.status == "completed":
         hint = f"see its result with: {program('runs', 'show', plan.run_id)}"
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)

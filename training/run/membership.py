@@ -215,6 +215,10 @@ class Membership:
         self.lost.append(rank)
         return is_first
 
+    def forget_left(self, rank: int) -> None:
+        """Forget that a worker, or another device of its member, has left the group."""
+        self.left = {other for other in self.left if self._member_of(other) != self._member_of(rank)}
+
     def _member_of(self, rank: int) -> int:
         return self.plan.process(rank).member.rank if self._is_staged else rank
 

@@ -214,7 +214,7 @@ class RunController:
 
     def _continue_without(self, rank: int, cause: str, grace: float) -> None:
         """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
-        self.members.left.discard(rank)  # it may have left the coordinator before it reported why
+        self.members.forget_left(rank)  # it may have left the coordinator before it reported why
         self._note_loss(rank, cause)
         self.members.detached.add(rank)
         self._engine.ban(rank)
