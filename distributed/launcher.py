@@ -36,7 +36,7 @@ from training.records.events import TimingEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
-from training.run.local_plan import DIVIDED
+from training.run.local_plan import DIVIDED, check_stages
 from training.run.processes import BackgroundProcess, PhaseTimer
 
 DOUBTFUL_AGE = 3600.0
@@ -78,6 +78,7 @@ def plan_machines(
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
+    check_stages(profile)
     is_chosen = profile.strategy.strategy != "auto" or profile.run.layout in DIVIDED
     if is_divided(profile):
         plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured

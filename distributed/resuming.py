@@ -177,7 +177,8 @@ def recut(plan: RunPlan, machines: Sequence[Ready], held: HeldParts, path: Path,
     """
     _require_covered(held, plan.run_id)
     names = member_names(machines)
-    run = plan.profile.run.model_copy(update={"layout": "pipeline" if len(names) > 1 else "replicate"})
+    layout = "pipeline" if len(names) > 1 else "replicate"
+    run = plan.profile.run.model_copy(update={"layout": layout, "stages": 0})
     profile = plan.profile.model_copy(update={"run": run})
     fixed = profile.model_copy(update={"run": run.model_copy(update={"fit_memory": "off"})})  # as it was trained so far
     if len(names) == 1:

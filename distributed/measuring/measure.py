@@ -325,9 +325,9 @@ def current_speeds(
 
 def plan_to_measure(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
     """Return the plan of the short runs: each device is a member, also where all of them will hold one model."""
-    alone = {"run": profile.run.model_copy(update={"layout": "replicate"})}
+    alone = {"run": profile.run.model_copy(update={"layout": "replicate", "stages": 0})}
     plan = plan_run(profile.model_copy(update=alone), machines)
-    run = plan.profile.run.model_copy(update={"layout": profile.run.layout})
+    run = plan.profile.run.model_copy(update={"layout": profile.run.layout, "stages": profile.run.stages})
     return plan.model_copy(update={"profile": plan.profile.model_copy(update={"run": run})})
 
 

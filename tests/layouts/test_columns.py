@@ -123,6 +123,8 @@ def test_devices_that_hold_the_same_part_are_a_column() -> None:
     [
         ({"stages": 3}, "cannot divide 4 devices into members of stages = 3"),
         ({"stages": 1}, "needs members of 2 devices or more"),
+        ({"layout": "auto"}, "stages = 2 is for a pipeline, and layout = auto"),
+        ({"layout": "shard"}, "stages = 2 is for a pipeline, and layout = shard"),
         ({"strategy": "zero1"}, "zero1, which limits gradients by the norm"),
         ({"strategy": "demo"}, "demo, which limits gradients by the norm"),
         ({"strategy": "async_diloco"}, "async_diloco, which lets each member"),
@@ -178,6 +180,15 @@ def test_a_member_is_lost_with_any_of_its_devices() -> None:
     assert membership.note_gone(3)
     assert not membership.note_gone(2)
     assert not membership.note(COORDINATOR, MemberEvent(member=2, status="left"))
+
+
+def test_the_loss_of_a_member_that_fails_is_news_though_its_devices_have_left() -> None:
+    membership = Membership(staged())
+    for rank in (3, 2):  # as the coordinators say it, before a device says why
+        membership.note(COORDINATOR, MemberEvent(member=rank, status="left"))
+    membership.forget_left(2)
+    assert membership.note_lost(2)
+    assert membership.note_gone(2)
 
 
 def test_a_plan_says_which_devices_are_one_member() -> None:

@@ -168,6 +168,9 @@ def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
     assert with_workers(plan, 3) is plan
     with pytest.raises(BadInput, match="0 workers cannot train"):
         with_workers(plan, 0)
+    for layout in ("pipeline", "shard"):
+        with pytest.raises(BadInput, match=f"layout = {layout} needs 2 workers or more, not 1"):
+            with_workers(plan, 1, layout)
     with pytest.raises(BadInput, match="goes on with the workers it began with"):
         with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
     with pytest.raises(BadInput, match="layout = pipeline .*fp16"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from profiles.errors import RunFailed
 from tests.layouts.machine_folders import on_machines
 from tests.layouts.pipeline_runs import QueueCarrier, queue_carriers, side_by_side
 from tests.layouts.staged_records import plan_of
@@ -19,7 +20,7 @@ from training.snapshots import snapshot_copies
 from training.snapshots.member_snapshots import MemberSnapshots, Origin, SnapshotParts
 from training.snapshots.part_transfer import Transfer, bring_parts, in_phases, receive_part, send_part
 from training.snapshots.snapshot_copies import SnapshotCopies
-from training.snapshots.snapshot_store import DamagedSnapshot, Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import DamagedSnapshot, Snapshot, SnapshotStore, announced_copy
 
 CUSTOM: dict[str, Any] = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job"}
 COURSE = ((1, 0),)
@@ -139,4 +140,38 @@ def test_what_is_on_its_way_holds_up_no_snapshot_and_is_kept(tmp_path: Path) -> 
     side_by_side([partial(copy, device) for device in range(2)])
     for device in range(2):
         assert {1, 7} <= {*all_snapshots[device].own.steps()}  # the first was the only one that was copied meanwhile
+        assert sorted(all_snapshots[device].parts(7, Origin(2, COURSE))) == [0, 1]
+
+
+def test_a_snapshot_that_one_machine_could_not_take_secures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_snapshots, carriers, training = snapshots_on("ab", tmp_path), queue_carriers(2), queue_carriers(2)
+    write_copy, warnings = SnapshotStore.write_copy, list[str]()
+
+    def write(store: SnapshotStore, manifest: bytes, pieces: Any) -> Path:
+        if announced_copy(manifest).step in (2, 3, 4) and store.directory.is_relative_to(tmp_path / "b"):
+            raise RunFailed("the disk of b is full")
+        return write_copy(store, manifest, pieces)
+
+    monkeypatch.setattr(SnapshotStore, "write_copy", write)
+    all_copies = [
+        SnapshotCopies(mine, carrier, partial(gather_among, trains), warnings.append)
+        for mine, carrier, trains in zip(all_snapshots, carriers, training)
+    ]
+
+    def copy(device: int, steps: range) -> None:
+        mine = all_snapshots[device]
+        for step in steps:
+            mine.own.save(snapshot(step, device, 2), "plan")
+            all_copies[device].begin(step, 100, None)
+            all_copies[device].wait()
+
+    side_by_side([partial(copy, device, range(1, 5)) for device in range(2)])
+    assert sorted(all_snapshots[1].parts(1, Origin(2, COURSE))) == [0, 1]  # for the loss of a
+    assert sorted(all_snapshots[0].parts(4, Origin(2, COURSE))) == [0, 1]  # for that of b
+    side_by_side([partial(copy, device, range(5, 8)) for device in range(2)])
+    assert len(warnings) == 3
+    for device in range(2):
+        assert 1 not in all_snapshots[device].own.steps()
         assert sorted(all_snapshots[device].parts(7, Origin(2, COURSE))) == [0, 1]

@@ -58,6 +58,9 @@ class Layout(ABC):
     """Likewise, for what is sent beside the training; ``None``: all are on one machine."""
     traffic: Traffic
     """Of the member's devices among one another."""
+    optimizer: torch.optim.Optimizer
+    """Of :attr:`model`; set by the trainer."""
+    _agreed_members: tuple[int, ...] = ()
 
     @property
     def module(self) -> nn.Module:
@@ -114,6 +117,13 @@ class Layout(ABC):
         """Whether several devices of the member hold the same trained weight."""
         return False
 
+    def align_ties(self, strategy: Strategy) -> None:
+        """Make trained weights alike of which several devices of the member have a copy.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+
     @abstractmethod
     def norm(self) -> float | None:
         """Return the norm of the member's whole gradient; ``None``: this device holds all of it.
@@ -169,6 +179,9 @@ class Layout(ABC):
         the exchange from here on."""
         members = self.agreed(strategy.members)
         exchange.note_agreed(members)
+        if members != self._agreed_members:
+            self._agreed_members = members
+            self.align_ties(strategy)
         return members
 
     def any(self, flag: bool) -> bool:

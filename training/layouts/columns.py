@@ -2,13 +2,22 @@
 
 A strategy is given the part as if it were the model, and a column as if it were the members. Each has a mesh and a
 coordinator of its own, so parts may differ in size, and in the operations that they need.
+
+A trained weight that several devices of a member hold, as a tied embedding, is in several columns. Where a member is
+lost in the middle of an exchange, one column may have its contribution and another not: :func:`align_ties` keeps the
+copies from being different from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
+
+import torch
+from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
@@ -24,10 +33,13 @@ from training.exchange.base import (
 from training.exchange.codecs import CastCodec, codec_by_name
 from training.exchange.residuals import Residual
 from training.layouts.base import Layout
+from training.layouts.carrier import Carrier, gather_among
+from training.layouts.messages import as_bytes
 from training.records.plan import RunPlan
 from training.strategies.base import Strategy
 from training.strategies.registry import strategy_class
 from training.strategies.user_strategy import load_user_strategy
+from training.strategies.weights import trainable
 
 T = TypeVar("T")
 
@@ -149,3 +161,69 @@ def check_in_parts(kind: type[Strategy], settings: StrategySettings, ties: bool)
 
 
 _INSTEAD = "set strategy = allreduce or diloco"
+
+
+# -------------------------------------------------------------------------------------------------- tied weights
+
+
+def align_ties(
+    carrier: Carrier, tied: Mapping[str, nn.Parameter], states: Callable[[nn.Parameter], Sequence[torch.Tensor]]
+) -> list[str]:
+    """Give all devices of a member the first one's state of each weight whose copies differ; all devices call it.
+
+    Args:
+        tied: weights of this device that others hold too, by their names in the model.
+        states: returns all tensors that belong to a weight, itself first.
+
+    Returns:
+        The names of the weights whose copies differed.
+
+    Raises:
+        ExchangeError: a device is lost.
+    """
+    mine = {name: _digest(weight) for name, weight in tied.items()}
+    digests = [json.loads(answer) for answer in gather_among(carrier, json.dumps(mine).encode())]
+    different: list[str] = []
+    for name in sorted({name for held in digests for name in held}):
+        holders = {stage: held[name] for stage, held in enumerate(digests) if name in held}
+        if len({*holders.values()}) > 1:
+            different.append(name)
+            if carrier.stage in holders:
+                _spread(carrier, [*holders], states(tied[name]))
+    return different
+
+
+def states_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy
+) -> Callable[[nn.Parameter], list[torch.Tensor]]:
+    """Return what returns all that a training keeps of a weight: itself, the optimizer's state, and its place in what
+    a strategy keeps as flat vectors of all weights (an anchor, an outer momentum)."""
+
+    def states(weight: nn.Parameter) -> list[torch.Tensor]:
+        weights = trainable(model)
+        sizes = [each.numel() for each in weights]
+        start = sum(sizes[: next(number for number, each in enumerate(weights) if each is weight)])
+        kept = [value for _, value in sorted(optimizer.state[weight].items()) if isinstance(value, torch.Tensor)]
+        vectors = [vector for _, vector in sorted(strategy.tensors().items()) if vector.shape == (sum(sizes),)]
+        return [weight.detach(), *kept, *(vector[start : start + weight.numel()] for vector in vectors)]
+
+    return states
+
+
+def _digest(weight: torch.Tensor) -> str:
+    data = as_bytes(weight.detach().cpu()).numpy()
+    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
+
+
+@torch.no_grad()
+def _spread(carrier: Carrier, holders: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+    """Send tensors from the first of the holders to the others."""
+    source, *others = holders
+    for tensor in tensors:
+        if carrier.stage == source:
+            data = as_bytes(tensor.cpu())
+            for send in [carrier.send(stage, data) for stage in others]:
+                send.wait()
+        else:
+            data = carrier.receive(source, tensor.numel() * tensor.element_size())
+            tensor.copy_(data.view(tensor.dtype).view(tensor.shape))

@@ -109,6 +109,12 @@ class Pipeline:
         """Whether another stage holds a trained weight of this one too."""
         return bool(self._tied_parameters())
 
+    @property
+    def tied_weights(self) -> dict[str, nn.Parameter]:
+        """The trained weights of this stage that other stages hold too, by name."""
+        named, tied = self._stage.module.named_parameters(), {id(weight) for weight, _ in self._tied_parameters()}
+        return {name: weight for name, weight in named if id(weight) in tied}
+
     def norm(self) -> float:
         """Return the norm of the member's whole gradient: a weight that several stages hold counts once.
 

@@ -21,6 +21,7 @@ from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
 from training.layouts.bounds import bounds_of, micro_batch_size
 from training.layouts.carrier import Carrier, gather_among
+from training.layouts.columns import align_ties, states_of
 from training.layouts.decode import follow, leading
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
@@ -144,6 +145,14 @@ class StagedModel(Layout):
 
     def ties_trained_weights(self) -> bool:
         return self.any(self._pipeline.ties_trained_weights)
+
+    def align_ties(self, strategy: Strategy) -> None:
+        if strategy.is_alone or not self.ties_trained_weights():
+            return
+        states = states_of(self.model, self.optimizer, strategy)
+        if names := align_ties(self._carrier, self._pipeline.tied_weights, states):
+            text = f"{self.names[0]} and other devices of its member had different copies of {', '.join(names)}"
+            strategy.context.warn(f"{text}, as a member was lost meanwhile: all have its copy from here on")
 
     def norm(self) -> float | None:
         return self._pipeline.norm()

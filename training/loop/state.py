@@ -92,17 +92,27 @@ class TrainingState:
             | prefixed("optimizer", optimizer_tensors(self._optimizer, self._optimized))
         )
 
-    @torch.no_grad()
     def adopt(self, source: Snapshot | JoiningState) -> None:
-        """Take over the state of a snapshot, or the group's as a newcomer."""
-        parameters = dict(self._model.named_parameters())
-        for name, value in tensors_under("model", source.tensors).items():
-            parameters[name].copy_(value)
-        buffers = persistent_buffers(self._model)
-        for name, value in tensors_under("buffers", source.tensors).items():
-            buffers[name].copy_(value)
+        """Take over the state of a snapshot, or the group's as a newcomer.
+
+        Raises:
+            RunFailed: it is of another model.
+        """
+        _fill(dict(self._model.named_parameters()), tensors_under("model", source.tensors))
+        _fill(persistent_buffers(self._model), tensors_under("buffers", source.tensors))
         load_optimizer(self._optimizer, tensors_under("optimizer", source.tensors), self._optimized)
         self._scaler.load_state_dict(source.state["scaler"])
+
+
+@torch.no_grad()
+def _fill(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Copy values, which may come from another machine, into the tensors of the same names."""
+    for name, value in values.items():
+        if name not in tensors or tensors[name].shape != value.shape:  # which a copy would spread over all of them
+            shape = list(tensors[name].shape) if name in tensors else "none"
+            message = f"the state to go on from has {name} of shape {list(value.shape)}, and the model here {shape}"
+            raise RunFailed(message, "resume on the machines that trained it, with the same model")
+        tensors[name].copy_(value)
 
 
 def check_finite(

@@ -120,6 +120,7 @@ class Trainer:
         context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
         self.strategy: Strategy = kind(context)
         self.strategy.set_optimizer(self.optimizer)
+        self.layout.optimizer = self.optimizer
         broken = self.profile.data.max_broken_share
         self.samples = Samples(self.task, settings.seed, self.device, broken, self.name)
         ahead = not self.exchange.shares_process
@@ -384,8 +385,7 @@ class Trainer:
     def _joining(self) -> JoiningState:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.newcomer_state()}
-        state["data"] = self.shared_data.model_dump()
-        state["holdings"] = self.local.state() if self.local else {}
+        state |= {"data": self.shared_data.model_dump(), "holdings": self.local.state() if self.local else {}}
         return self.state.joining(tensors, state)
 
     def _join(self, joining: JoiningState) -> None:

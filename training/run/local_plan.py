@@ -108,12 +108,20 @@ def stages_of(profile: Profile, devices: int) -> int:
 
 def _check_layout(profile: Profile, workers: int, simulated: bool) -> None:
     """Check a run whose workers hold one model together; see :func:`_check_pipeline`."""
+    check_stages(profile)
     if profile.run.layout == "pipeline":
         _check_pipeline(profile, workers, simulated)
     elif profile.run.layout in INSIDE_LAYOUTS:
         check_inside(profile, workers, simulated)
     if profile.run.offload and profile.run.layout != "shard":
         raise BadInput("offload = true: only shards can be kept in main memory", "set layout = shard, or leave it out")
+
+
+def check_stages(profile: Profile) -> None:
+    """Raise ``BadInput`` for a number of stages where members have none."""
+    if profile.run.stages and profile.run.layout != "pipeline":
+        message = f"stages = {profile.run.stages} is for a pipeline, and layout = {profile.run.layout}"
+        raise BadInput(message, "set layout = pipeline, or leave stages out", option="stages")
 
 
 def _check_pipeline(profile: Profile, workers: int, simulated: bool) -> None:
@@ -180,6 +188,8 @@ def with_workers(plan: RunPlan, workers: int, layout: str = "", count: Callable[
         return plan
     if workers > 1 and layout == "replicate":
         raise BadInput("with layout = replicate one worker goes on with the one model", "add --local 1")
+    if workers == 1 and layout in DIVIDED:
+        raise BadInput(f"layout = {layout} needs 2 workers or more, not 1", "add --local 2", option="layout")
     divided = next((name for name in (layout, before) if name in DIVIDED), "pipeline")
     member, *others = plan.members
     if others or plan.engine != "mesh" or any(device.machine for device in member.devices):

@@ -144,14 +144,24 @@ def carry_out(
     send: Callable[[Transfer], object],
     receive: Callable[[Transfer], object],
 ) -> None:
-    """Send and receive this device's parts of some transfers; all devices call it with the same ones."""
-    pool = ThreadPoolExecutor(2, thread_name_prefix="parts")
+    """Send and receive this device's parts of some transfers; all devices call it with the same ones.
+
+    Raises:
+        ExchangeError: a device is lost.
+        RunFailed: a part cannot be read or written; all others were sent and received.
+    """
+    pool, problems = ThreadPoolExecutor(2, thread_name_prefix="parts"), list[RunFailed]()
     try:
         for phase in in_phases(transfers):
             jobs = [pool.submit(send, transfer) for transfer in phase if transfer.source == links.stage]
             jobs += [pool.submit(receive, transfer) for transfer in phase if transfer.target == links.stage]
             for job in jobs:
-                job.result()
+                try:
+                    job.result()
+                except RunFailed as error:  # the others wait for what comes after it
+                    problems.append(error)
+        if problems:
+            raise problems[0]
     finally:
         pool.shutdown(wait=False)  # what waits for a device that failed ends with the group
 

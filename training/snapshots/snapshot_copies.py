@@ -3,8 +3,8 @@ any one machine is gone. Where the parts are small, as those of adapters are, al
 
 Copies are sent in the background of the training, over connections of their own, for a quarter of the time: however
 slow a link is, three quarters of it are left to the training. So that no snapshot waits for copies, the next one that
-is copied is the first after they have arrived everywhere. Until then every device keeps its part of the last snapshot
-that is copied completely.
+is copied is the first after they have arrived everywhere. Every device keeps its part of the last snapshot that is
+copied completely, until another one is.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ class SnapshotCopies:
         self._snapshots, self._links, self._gather, self._warn = snapshots, links, gather, warn
         self._pace = SendingPace(PIECE, SHARE)
         self._thread: threading.Thread | None = None
+        self._newest: int | None = None
+        """The last snapshot whose copying was begun."""
+        self._is_arrived = False
+        """Whether this device has sent and received all that it was to of that."""
+        self._complete: int | None = None
+        """The last snapshot that was copied everywhere."""
         self._passed_over: tuple[int, int, Future[None] | None] | None = None
         """The last snapshot, if it was not copied."""
 
@@ -61,9 +67,10 @@ class SnapshotCopies:
         self._passed_over = (step, size, written) if sizes is None else None
         if sizes is None:
             return
-        own, loaded = self._snapshots.own, self._snapshots.loaded
-        # the newest of those before has been copied everywhere, or the run went on from it
-        own.held = {max(own.held, default=step if loaded is None else loaded), step}
+        # or the run went on from the other one
+        secured = self._snapshots.loaded if self._complete is None else self._complete
+        self._snapshots.own.held = {step if secured is None else secured, step}
+        self._newest, self._is_arrived = step, False
         transfers = list(self._transfers(max(sizes)))
         self._thread = threading.Thread(target=self._copy, args=(step, transfers, written), daemon=True, name="copies")
         self._thread.start()
@@ -82,10 +89,15 @@ class SnapshotCopies:
         """Return the sizes that the devices give; ``None``: one of them is busy, or lost."""
         is_busy = self._thread is not None and self._thread.is_alive()
         try:
-            answers = [json.loads(answer) for answer in self._gather(json.dumps([is_busy, size]).encode())]
+            mine = json.dumps([is_busy, self._is_arrived, size]).encode()
+            answers = [json.loads(answer) for answer in self._gather(mine)]
         except ExchangeError:  # the training says so
             return None
-        return None if any(busy for busy, _ in answers) else [int(part) for _, part in answers]
+        if any(busy for busy, *_ in answers):
+            return None
+        if all(is_arrived for _, is_arrived, _ in answers):
+            self._complete = self._newest
+        return [int(part) for *_, part in answers]
 
     def _transfers(self, largest: int) -> Iterator[Transfer]:
         """Yield who sends its part to whom: to the next machine in the order of the stages, or to all."""
@@ -108,6 +120,7 @@ class SnapshotCopies:
                     self._links, transfer.source, self._snapshots.store_of(transfer.part), step, self._pace
                 ),
             )
+            self._is_arrived = True
         except ExchangeError:
             return  # the training has lost the same machine, or has ended
         except RunFailed as error:

@@ -290,6 +290,11 @@ class Strategy(ABC):
         return None
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there are no other members."""
+        return self._alone
+
+    @property
     @abstractmethod
     def synchronised(self) -> bool:
         """Whether members are at a synchronisation point: all after the same step, no exchange in flight and no local
