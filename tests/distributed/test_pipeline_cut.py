@@ -85,6 +85,8 @@ def test_bytes_of_a_step_of_8_texts_of_512_tokens_on_three_machines() -> None:
     assert pipeline_bytes(hidden) / (100 * mbit) == pytest.approx(4, rel=0.02)
     assert shard_bytes(LLAMA_3B, 3) / (100 * mbit) == pytest.approx(1030, rel=0.01)
     assert tensor_bytes(hidden, 28, 3) / (100 * mbit) == pytest.approx(300, rel=0.01)
+    again = tensor_bytes(hidden, 28, 3, checkpointing=True)  # measured: an all-reduce more for each block
+    assert again == pytest.approx(tensor_bytes(hidden, 28, 3) * 5 / 4)
     assert pipeline_bytes(8 * 1500 * 1280) / (100 * mbit) == pytest.approx(5, rel=0.02)
     assert shard_bytes(LARGE_V3, 3) / (100 * mbit) == pytest.approx(500, rel=0.01)
 

@@ -51,7 +51,8 @@ def sent_bytes(layout: Layout, profile: Profile, size: ModelSize, devices: int, 
     samples = training.batch_size * training.gradient_accumulation
     numbers = samples * max((block.boundary for block in size.blocks), default=0)
     logits = samples * size.outputs / _OUTPUTS
-    return tensor_bytes(numbers, size.layers, devices, number_bytes, logits=logits)
+    checkpointing = profile.model.gradient_checkpointing
+    return tensor_bytes(numbers, size.layers, devices, number_bytes, logits=logits, checkpointing=checkpointing)
 
 
 def why_shards(profile: Profile, size: ModelSize, devices: int) -> str:

@@ -103,7 +103,15 @@ def shard_bytes(parameters: float, devices: int, number_bytes: float = 2.0, micr
     return 3 * micro_batches * number_bytes * parameters * (devices - 1) / devices
 
 
-def tensor_bytes(numbers: float, layers: int, devices: int, number_bytes: float = 2.0, *, logits: float = 0.0) -> float:
+def tensor_bytes(
+    numbers: float,
+    layers: int,
+    devices: int,
+    number_bytes: float = 2.0,
+    *,
+    logits: float = 0.0,
+    checkpointing: bool = False,
+) -> float:
     """Return the bytes that a device sends in a step if each holds a slice of every matrix: ``4 L`` all-reduces of the
     hidden state, each of ``2 (n - 1) / n`` of it, and for each of them all wait (Shoeybi et al. 2019, "Megatron-LM",
     arXiv 1909.08053, section 3); with logits that are gathered, also one for the embedding and one for the head.
@@ -111,6 +119,7 @@ def tensor_bytes(numbers: float, layers: int, devices: int, number_bytes: float 
     Args:
         numbers: those of the hidden state of all samples of the step, ``B T D``.
         logits: those of all samples of the step, ``B T V``.
+        checkpointing: a block is computed again until all that its backward needs is there: but for its last sum.
     """
-    all_reduces = 4 * layers + (2 if logits else 0)
+    all_reduces = (5 if checkpointing else 4) * layers + (2 if logits else 0)
     return (devices - 1) / devices * number_bytes * (all_reduces * 2 * numbers + logits)
