@@ -114,8 +114,7 @@ def difference_lines(difference: WerDifference) -> list[str]:
         if difference.p >= 0.001
         else "under 0.001"
     )
-    units = difference.units if difference.drawn != 1 else difference.units.removesuffix("s")
-    method = f"{difference.drawn} {units} resampled, p {p}"
+    method = f"{difference.drawn} {difference.units} resampled, p {p}"
     if difference.shown:
         better = "fewer" if difference.difference < 0 else "more"
         conclusion = f"{abs(difference.difference) * 100:.1f} points {better}"
@@ -125,7 +124,10 @@ def difference_lines(difference: WerDifference) -> list[str]:
         conclusion = f"{abs(difference.difference) * 100:.1f} points {better}, but {few}"
     else:
         conclusion = f"no difference that {counted(difference.recordings, 'recording')} can show"
-    lines = [f"WER   {first_wer} -> {second_wer}: {conclusion} ({interval}; {method})"]
+    sentence = (
+        f"{conclusion} ({interval}; {method})" if difference.recordings > 1 else "1 recording is too few to compare"
+    )
+    lines = [f"WER   {first_wer} -> {second_wer}: {sentence}"]
     if difference.left_out:
         lines.append(
             f"      left out: {counted(difference.left_out, 'recording')} that only one of the two transcribed"

@@ -54,6 +54,11 @@ def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
     )
 
 
+def test_one_recording_is_not_compared() -> None:
+    found = WerDifference(1, 0, "recordings", 1, 1.0, 0.5, -0.5, -0.5, 1.0, 1.0)
+    assert difference_lines(found) == ["WER   100.0 % -> 50.0 %: 1 recording is too few to compare"]
+
+
 def test_a_difference_in_points_has_both_rates_however_high() -> None:
     found = WerDifference(60, 0, "recordings", 60, 1.743, 2.488, 0.55, 0.93, 0.0001, 0.97)
     assert difference_lines(found)[0].startswith("WER   174.3 % -> 248.8 %: 74.5 points more (")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from app.cli.main import main
 from app.cli.train.start import TrainRequest
 from app.cli.train.trial_run import show_plan
+from app.dashboard.app import DashboardApp
 from app.dashboard.reader import Picture
 from app.demo.run import recorded
 from app.demo.services import recommended, write_demo_run
@@ -29,6 +32,8 @@ from distributed.planning.feedback import planning_in
 from distributed.planning.reasons import IN_USE, why_in_words
 from distributed.planning.run_time import promised_time
 from profiles.errors import ExitCode
+from tests.screens.pilot import run as run_app
+from tests.screens.pilot import text, until_text
 from training.records.attempts import attempts_after
 from training.records.events import RunEvent, StepEvent
 from training.records.run_folder import RunFolder
@@ -119,6 +124,12 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
     assert main(["runs", "list", "--output", str(run.parent)]) == 0
     assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())
     assert took[0] in f"{_run(summarise(run)).cells[1].plain} "
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, "WER     test")
+        assert " ".join(text(pilot.app).split()).count(sentence) == 1  # the headline says it, not the result again
+
+    run_app(DashboardApp(run), drive)
 
 
 @pytest.mark.parametrize("machines", [2, 3, 8])

@@ -29,6 +29,7 @@ from app.dashboard.tabs.ribbons import strips
 from app.dashboard.tabs.samples import sample_lines
 from app.report import failure_hint
 from app.run_view.figures import rate_text
+from app.run_view.headline import headline
 from app.run_view.metrics import NOT_YET, four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
@@ -123,6 +124,8 @@ _AROUND = 3
 """Lines outside the charts and the texts under them."""
 _LOWEST_CHART = 5
 """Lines that are left of the chart above a long result."""
+_ROOMY = 26
+"""Most lines of a result from which on it shows three samples."""
 
 
 class OverviewPane(Pane):
@@ -161,9 +164,7 @@ class OverviewPane(Pane):
         self.query_one("#progress", Words).show(progress_line(state, picture.now, width, ghost_at))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         tall = height >= 26
-        latest = _result(picture, height - _AROUND - _LOWEST_CHART, width, tall) or _latest(
-            picture, 5 if tall else 2, width
-        )
+        latest = _result(picture, height - _AROUND - _LOWEST_CHART, width) or _latest(picture, 5 if tall else 2, width)
         self.query_one("#latest", Words).show(latest)
         if self.screen.has_class("-wide"):
             error, rate = self.query_one("#error-rate", Chart), self.query_one("#rate", Chart)
@@ -268,7 +269,7 @@ def _rate_chart(picture: Picture) -> ChartData:
     return ChartData("samples/s", curves, legend=predicted_legend(lines), zero=True)
 
 
-def _result(picture: Picture, max_lines: int, width: int, tall: bool) -> Content:
+def _result(picture: Picture, max_lines: int, width: int) -> Content:
     """Return the results of a completed run (time, evaluations, samples, model, next key) or the error of a failed one;
     empty for others. Sentences are whole; samples and evaluations are left out where there is no room."""
     ended = picture.ended
@@ -279,10 +280,10 @@ def _result(picture: Picture, max_lines: int, width: int, tall: bool) -> Content
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
     model = _path_lines("model", relative_path(ended.model), width) if ended.model else []
-    if (comparison := picture.plan_vs_actual) is not None:
+    if (comparison := picture.plan_vs_actual) is not None and str(comparison) not in headline(picture).details:
         figures[:0] = literal(str(comparison)).wrap(max(20, width))
     following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
-    shown = sample_lines(picture.showcase, width, 3 if tall else 1) if picture.showcase else []
+    shown = sample_lines(picture.showcase, width, 3 if max_lines >= _ROOMY else 1) if picture.showcase else []
     if len(figures) + len(shown) + len(model) + 1 > max_lines:
         shown = []
     return Content("\n").join([*figures, *shown, *model, following])
