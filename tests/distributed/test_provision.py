@@ -227,10 +227,6 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
 ORDER = BuildEnvironment(hashlib.sha256(b"r").hexdigest(), [], "", "", uv="", wheels="")
 
 
-def changed_order(**fields: object) -> BuildEnvironment:
-    return BuildEnvironment(**{**vars(ORDER), **fields})
-
-
 STAND_IN = f"""#!/bin/sh
 [ "$1" = venv ] || exit 0
 mkdir -p "$4/bin" && ln -s {shutil.which("true")} "$4/bin/python"
@@ -244,7 +240,7 @@ def test_a_disk_without_room_for_the_packages_is_named_before_they_are_fetched(
 ) -> None:
     monkeypatch.setattr(builder, "has_cuda", lambda: gpu)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_200_000_000))
-    reply = builder.build(tmp_path, changed_order(requirements=["torch>=2.6"]))
+    reply = builder.build(tmp_path, replace(ORDER, requirements=["torch>=2.6"]))
     assert reply["problem"] == f"its packages take {needed}, and 1.2 GB are free at {tmp_path / 'envs'}"
 
 
@@ -252,7 +248,7 @@ def test_a_torn_build_is_never_used(tmp_path: Path) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"{STAND_IN}kill -9 $PPID\n")  # nothing is tidied up
     uv.chmod(0o755)
-    words, order = [python_itself(), "-c", program().decode(), str(tmp_path)], changed_order(uv=str(uv))
+    words, order = [python_itself(), "-c", program().decode(), str(tmp_path)], replace(ORDER, uv=str(uv))
     killed = subprocess.run(words, input=frame(order), capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "envs").glob(".*.part"))) == 2
