@@ -18,7 +18,6 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
 from tests.distributed.muster_runs import Muster
-from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending
 from training.loop.last_step import LastStep
@@ -220,7 +219,7 @@ def killed_at_end(process: subprocess.Popen[str]) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_all_members_of_a_run_whose_process_is_killed_keep_what_they_have(tmp_path: Path) -> None:
-    muster = Muster(tmp_path, tmp_path / "none.json", 0.02, python=python_itself())
+    muster = Muster(tmp_path, tmp_path / "none.json", 0.02)
     words = muster.train("--max-steps", "100000", "--strategy", "diloco", "--sync-interval", "50")
     words[2:4] = ["--local", "2"]
     with muster.popen(*words) as starter, killed_at_end(starter):
