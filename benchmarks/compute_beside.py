@@ -51,7 +51,7 @@ def training() -> Callable[[], None]:
 def starter(engine: str, rank: int, address: str, secrets: str) -> Callable[[str, Any], Callable[[], bool]]:
     """Join, and return what starts a mean and says whether it is done."""
     from training.exchange.codecs import codec_by_name
-    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.group.join_config import JoinConfig
     from training.exchange.mean.mesh_member import MeshMember
 
     if engine == "run":

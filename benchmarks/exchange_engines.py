@@ -62,7 +62,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             torch.distributed.all_reduce(kept.copy_(values))  # fresh memory would cost as much as an exchange
 
         return mean
-    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.group.join_config import JoinConfig
     from training.exchange.mean.mesh_member import MeshMember
 
     own = None if engine == "run in clear" else Path(secrets) / f"member-{rank}"

@@ -1,11 +1,13 @@
 """What a fault costs a run on lab hosts: how long the others stand still, and whether a step is lost.
 
-    python benchmarks/faults.py [--times 10] [--members 3] [--strategy allreduce] [worker coordinator supervisor]
+    python benchmarks/faults.py [--times 10] [--members 3] [--strategy allreduce] [FAULT ...]
 
 Needs root on Linux. A small model, 50 ms of waiting a step, over network namespaces with real SSH servers. For each
 fault a process is killed with SIGKILL, ``--times`` times: ``coordinator`` and ``supervisor`` in one run, ``worker`` in
-a run each. The pause is the longest time between the ends of two steps of a member that is not killed, from the kill to
-a second after the run has told of it, less the median step before.
+a run each. In a run each, too, ``starter`` kills all that the run has on the machine that started it, which takes the
+run up again once the members have elected another coordinator, and ``machine`` switches the first host off, which is a
+member and carries the coordinator. The pause is the longest time between the ends of two steps of a member that is not
+killed, from the kill to a second after the run has told of it, less the median step before.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from distributed.hosts.file import save_hosts
+from distributed.run.returning import take_up
 from tests.distributed.muster_runs import Muster
 from tests.lab.lab import Lab
 from tests.lab.processes import signal_all
@@ -32,7 +36,12 @@ from training.run.processes import processes_of
 _STEP = 0.05
 _SETTLED = 20
 """Steps before a kill, and steps after its event that belong to the fault."""
-_TOLD = {"coordinator": "is started again", "supervisor": "another one has taken its place"}
+_TOLD = {
+    "coordinator": "is started again",
+    "supervisor": "another one has taken its place",
+    "starter": "carries the coordinator",
+    "machine": "carries the coordinator",
+}
 """Part of the warning that tells of a fault."""
 _MANY = 100_000
 
@@ -97,6 +106,16 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------ what is killed
 
+    def kill_machine(self) -> None:
+        next(iter(self.lab)).kill()
+
+    def kill_starter(self) -> None:
+        self.muster.kill_supervision(self.run_id)
+        for process in processes_of(self.run_id):
+            process.kill()
+        until(lambda: any(host.pids("training.exchange.group.coordinator_main") for host in self.lab))
+        take_up(self.muster.folder_of(self.run_id))
+
     def kill_worker(self) -> None:
         host = list(self.lab)[-1]
         signal_all(host.pids("training.workers.worker"), signal.SIGKILL)
@@ -113,9 +132,13 @@ class Trial:
 
 def measured(lab: Lab, fault: str, times: int, strategy: str) -> list[float]:
     """Return the pauses of a fault in seconds."""
-    everybody, others = range(len(list(lab))), range(len(list(lab)) - 1)
+    members = len(list(lab))
+    survivors = {"worker": range(members - 1), "machine": range(1, members)}.get(fault, range(members))
+    runs, kills = (1, times) if fault in ("coordinator", "supervisor") else (times, 1)
     pauses: list[float] = []
-    runs, kills, survivors = (times, 1, others) if fault == "worker" else (1, times, everybody)
+    entries = lab.hosts()
+    first = entries.machines[0].model_copy(update={"carries_coordinator": fault == "machine"})
+    save_hosts(entries.model_copy(update={"machines": (first, *entries.machines[1:])}), lab.hosts_file)
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             trial = Trial(lab, Path(folder), strategy)
@@ -124,12 +147,14 @@ def measured(lab: Lab, fault: str, times: int, strategy: str) -> list[float]:
                 trial.check(survivors)
             finally:
                 trial.end()
+                if fault == "machine":
+                    next(iter(lab)).boot()
     return pauses
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("faults", nargs="*", default=["worker", "coordinator", "supervisor"])
+    parser.add_argument("faults", nargs="*", default=["worker", *_TOLD])
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--strategy", default="allreduce")

@@ -38,7 +38,7 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
     import torch
 
     from training.exchange.codecs import codec_by_name
-    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.group.join_config import JoinConfig
     from training.exchange.mean.mesh_member import MeshMember
     from training.exchange.stock_torch.torch_mean import TorchMember
 

@@ -51,6 +51,8 @@ from training.run.run_controller import RunController
 _START_WARNING = 30.0
 """Seconds between two warnings about missing members during the start."""
 _END_TIMEOUT = 10.0
+_CUT_OFF = 24 * 3600.0
+"""Seconds for which a supervisor that cannot reach most members waits for them."""
 _POLL = 0.05
 
 
@@ -83,6 +85,7 @@ class Supervisor:
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._requests: RequestServer | None = None
         self._workers: list[RemoteWorker] = []
+        self._reached_at = time.monotonic()
         self._keep_files: Future[bool] = Future()
         """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
@@ -110,6 +113,7 @@ class Supervisor:
         try:
             self._inputs = pool.submit(collect, self._plan)
             if takes_over:
+                self._start_watch.begun = True
                 self._prepared = {name: _done() for name in self._links}
             else:
                 threading.Thread(target=self._report_missing_members, daemon=True).start()
@@ -266,9 +270,19 @@ class Supervisor:
             delivers=lambda: self._delivers(assignment.rank),
             keep=self._keep_files,
             adopted=adopted,
+            is_cut_off=self._is_cut_off if self._plan.elects else lambda: False,
         )
         self._workers.append(worker)
         return worker
+
+    def _is_cut_off(self) -> bool:
+        """Whether most members that train cannot be reached: they may go on by themselves, and are not given up."""
+        active = [worker for worker in self._workers if not worker.ended]
+        since = time.monotonic() - self._reached_at
+        if not self._start_watch.begun or 2 * sum(worker.is_connected for worker in active) >= len(active):
+            self._reached_at = time.monotonic()
+            return False
+        return since < _CUT_OFF
 
     def _delivers(self, rank: int) -> bool:
         """Wait for the attached members of lower rank; return whether none of them has delivered a model.

@@ -41,14 +41,15 @@ def supervise_folder(path: Path, lock: int | None = None) -> ExitCode:
         lock: descriptor of the inherited lock, where the supervisor before was killed.
     """
     folder = RunFolder.take_over(path, lock)
+    plan = folder.plan()
+    trains = folder.metadata.status in _TRAINS and plan.has_coordinator and not plan.is_staged
     if lock is None:
         watcher = watch_this_process(path, folder.lock)
         try:
-            return _supervise(folder)
+            return _supervise(folder, takes_over=trains)
         finally:  # released by now
             watcher.communicate()
-    plan = folder.plan()
-    if folder.metadata.status in _TRAINS and plan.has_coordinator and not plan.is_staged:
+    if trains:
         return _supervise(folder, takes_over=True)
     folder.close()  # its machines end it with their lease
     return ExitCode.RUN_FAILED
@@ -65,7 +66,7 @@ def _supervise(folder: RunFolder, takes_over: bool = False) -> ExitCode:
                 if outcome.status == GOES_ON:
                     takes_over = False
                     continue
-                if outcome.status == "completed" and folder.metadata.attempt > 1:
+                if outcome.status == "completed" and (folder.metadata.attempt > 1 or takes_over):
                     _remove_earlier(links, folder.metadata.run_id)
                 return ExitCode(outcome.exit_code)
         except MusterError as error:
@@ -79,7 +80,8 @@ def _supervise(folder: RunFolder, takes_over: bool = False) -> ExitCode:
 
 
 def _remove_earlier(links: Sequence[MachineLink], run_id: str) -> None:
-    """Remove what earlier attempts of a completed run have left on machines, those included that took no part in it."""
+    """Remove what earlier attempts of a completed run, or agents that have ended by themselves, have left on machines,
+    those included that took no part in it."""
 
     def remove(link: MachineLink) -> None:
         with contextlib.suppress(MusterError), contextlib.closing(link):

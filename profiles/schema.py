@@ -335,7 +335,7 @@ class RunSettings(Section):
     )
     lease: float = option(
         30.0,
-        "machines stop their workers after so long without a sign of the process that started them",
+        "machines stop workers that cannot elect a coordinator after so long without a sign of who started them",
         unit="s",
         ge=2,
         advanced=True,

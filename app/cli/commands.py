@@ -66,6 +66,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "Stop a run in the background, and check that nothing of it is left running on any machine.",
         "runs",
     ),
+    "fetch": CommandEntry(
+        ".runs.ask", "Get the events and the model of a run that its machines carried on without this one.", "runs"
+    ),
     "report": CommandEntry(
         ".runs.listing",
         "Write a report of a run: one HTML file with its charts, machines, traffic and result.",

@@ -9,7 +9,8 @@ that no event is lost or doubled. Its commands are numbered too.
 
 Every line that arrives renews the lease. When it expires, the worker is told to stop with a snapshot and is killed
 after a grace time with all its descendants; then the daemon ends. A guard process does the same if the daemon itself is
-killed.
+killed. The worker of a run that can go on by itself trains to the end instead. Its records stay on the disk, where a
+supervisor that returns gets them (:func:`attach`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import Attach, Start
-from distributed.agent.spool import Spool
+from distributed.agent.spool import Spool, stored_records
 from distributed.system import keep_awake
 from training.records.lease import Lease, held_elsewhere
 
@@ -42,6 +43,8 @@ BEAT = 1.0
 LONGEST_LINE = 1 << 18
 """Bytes of a worker's line in one record; even six times as long in JSON it is a line that the remote side accepts."""
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
+NO_MORE_COMMANDS = 1 << 50
+"""Number of commands that an agent which has ended names: it carries out no other."""
 TIMEOUT = 10.0
 _TICK, _MOST_FILES = 0.1, 4096
 
@@ -66,6 +69,8 @@ class Daemon:
         self._renewed = time.monotonic()
         self._commands = 0
         self._why, self._over = "", False
+        self._is_told, self._ended = False, 0.0
+        """Whether the worker knows that the lease is over; when it has ended."""
         self._farewell: dict[str, Any] | None = None
         self._dismissed = threading.Event()
         self._lock = threading.Lock()
@@ -83,7 +88,7 @@ class Daemon:
         for thread in (follower, threading.Thread(target=self._accept, args=(listener,), daemon=True)):
             thread.start()
         try:
-            while self._farewell is None and time.monotonic() - self._renewed < self._lease:
+            while self._farewell is None and (self._is_leased() or self._goes_on()):
                 self._dismissed.wait(_TICK)
                 self._replace_guard()
             if self._farewell is None:
@@ -102,6 +107,23 @@ class Daemon:
             os.close(self._guard)
             self._guard_pid, self._guard = start_guard(self._grace)
             os.write(self._guard, b"%d" % self._worker.pid)
+
+    def _is_leased(self) -> bool:
+        return time.monotonic() - max(self._renewed, self._ended) < self._lease
+
+    def _goes_on(self) -> bool:
+        """Whether the worker goes on though the lease is over."""
+        if self._order.unattended == "stop" or self._over:
+            return False
+        if not self._is_told:
+            self._is_told = True
+            command = "unattended" if self._order.unattended == "train" else "stop"  # a coordinator then serves on
+            self._tell_worker({"command": command, "reason": self._silence, "within": self._grace})
+        return True
+
+    @property
+    def _silence(self) -> str:
+        return f"the machine that started the run has not been heard for {self._lease:g} s"
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         folder = str(self._folder)
@@ -126,6 +148,7 @@ class Daemon:
         for pump in pumps:
             pump.start()
         code = self._worker.wait()
+        self._ended = time.monotonic()
         self._kill()  # its descendants may hold its streams open
         self._over = True  # its process group id may be reused from now on
         for pump in pumps:
@@ -148,8 +171,12 @@ class Daemon:
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             for line in lines:
-                self._renewed = time.monotonic()
                 message = json.loads(line)
+                if "stop" in message:  # typed on this machine
+                    self._tell_worker({"command": "stop", "reason": message["stop"], "within": self._grace})
+                    continue
+                if "after" not in message:  # which a reader on this machine sends, too
+                    self._renewed, self._is_told = time.monotonic(), False
                 if "after" in message:
                     threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True).start()
                 elif "n" in message:
@@ -167,7 +194,9 @@ class Daemon:
     def _send(self, connection: socket.socket, after: int) -> None:
         """Send all records after ``after``, and beats while there are none."""
         with contextlib.suppress(OSError):
-            connection.sendall(json.dumps({"commands": self._commands}).encode() + b"\n")
+            is_unattended = self._is_told and not self._is_leased()
+            hello = {"commands": self._commands, **({"unattended": True} if is_unattended else {})}
+            connection.sendall(json.dumps(hello).encode() + b"\n")
             while True:
                 number, record = self._spool.read(after + 1, BEAT)
                 after = number if record else after
@@ -205,7 +234,7 @@ class Daemon:
         self._worker.wait()
 
     def _expire(self) -> None:
-        self._why = f"the machine that started the run has not been heard for {self._lease:g} s"
+        self._why = self._silence
         self._tell_worker({"command": "stop", "reason": self._why, "within": self._grace})
         end = time.monotonic() + self._grace
         while self._worker.poll() is None and self._farewell is None and time.monotonic() < end:
@@ -336,12 +365,12 @@ def end_old_agent(timeout: float = TIMEOUT) -> None:
 def attach(root: Path, request: Attach) -> None:
     """Carry lines between the daemon and this session; end as soon as either ends, or is silent for too long."""
     daemon = socket.socket(socket.AF_UNIX)
+    folder = run_folder(root, request.run, request.rank)
     try:
-        os.chdir(run_folder(root, request.run, request.rank))
+        os.chdir(folder)
         daemon.connect(SOCKET)
     except OSError:
-        os.write(1, b'{"gone": true}\n')
-        return
+        return write_stored(folder, request.after)
     daemon.sendall(json.dumps({"after": request.after}).encode() + b"\n")
     threading.Thread(target=forward_records, args=(daemon,), daemon=True).start()
     while select.select([0], [], [], request.silence)[0]:
@@ -350,6 +379,15 @@ def attach(root: Path, request: Attach) -> None:
             break
         daemon.sendall(data)
     os._exit(0)
+
+
+def write_stored(folder: Path, after: int) -> None:
+    """Write the records that an agent which has ended has left, as if it were there; or that it is gone."""
+    records = list(stored_records(folder / "spool", after))
+    hello = {"commands": NO_MORE_COMMANDS} if records else {"gone": True}
+    for line in (json.dumps(hello).encode() + b"\n", *records):
+        while line:
+            line = line[os.write(1, line) :]
 
 
 def forward_records(daemon: socket.socket) -> None:

@@ -180,6 +180,9 @@ class Start(MachineRequest, by="daemon:start"):
     """Seconds that it then has for its snapshot."""
     defaults: Mapping[str, str]
     """Environment variables where none are set."""
+    unattended: str = "stop"
+    """What becomes of the worker when the lease is over: ``stop``; ``train``: it is told so, and goes on with the other
+    members; ``serve``: its input is closed."""
 
 
 class Attach(MachineRequest, by="daemon:attach"):

@@ -11,6 +11,7 @@ import os
 import threading
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class Spool:
 
     def __init__(self, path: Path, segment: int = SEGMENT) -> None:
         self._path, self._segment = path, segment
+        for old in path.parent.glob(f"{path.name}.*"):
+            old.unlink()
         self._segments = deque([_Segment(path, 1)])
         self._changed = threading.Condition()
 
@@ -97,3 +100,12 @@ class Spool:
         """Remove all files."""
         while self._segments:
             self._segments.popleft().close()
+
+
+def stored_records(path: Path, after: int) -> Iterator[bytes]:
+    """Yield the records after number ``after`` that an agent which has ended has left on the disk."""
+    for file in sorted(path.parent.glob(f"{path.name}.*"), key=lambda file: int(file.suffix[1:])):
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n") and json.loads(line)["seq"] > after:
+                    yield line

@@ -60,6 +60,9 @@ class Assignment:
     """Additional files of its folder, readable by its user only."""
     brings: str = "model"
     """Subfolder that is fetched after success; empty: none."""
+    unattended: str = "stop"
+    """What becomes of it when its machine hears nothing of who started it, see
+    :class:`distributed.agent.requests.Start`."""
     resumes: bool = True
     """Whether it may be resumed from its folder; else that is fetched and removed however it ends."""
 
@@ -70,14 +73,16 @@ def assigned(
     """Return the assignment of a member of a plan."""
     typed = {TYPED_PROGRAM: shlex.join(program_words())}  # for the hints of its errors
     environment = {"TOKENIZERS_PARALLELISM": "false", **typed, **thread_limits(threads)}
-    return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
+    document, unattended = plan.model_dump_json().encode(), "train" if plan.elects else "stop"
+    return Assignment(plan.run_id, rank, document, links, environment, module, unattended=unattended)
 
 
 def assigned_coordinator(
     run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path
 ) -> Assignment:
     """Return the assignment of the coordinator; paths in its configuration are rewritten for its machine."""
-    remote_config = {**config, "address": "0.0.0.0", "certificates": "secrets/coordinator"}
+    paths = {"certificates": "secrets/coordinator", "state": "committed.json"}
+    remote_config = {**config, "address": "0.0.0.0", **paths}
     keys = {f"secrets/coordinator/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
     return Assignment(
         run_id=run_id,
@@ -90,6 +95,7 @@ def assigned_coordinator(
         arguments=("--config", "secrets/coordinator.json"),
         files={"secrets/coordinator.json": json.dumps(remote_config).encode(), **keys},
         brings="",
+        unattended="serve" if config["elects"] else "stop",
     )
 
 
@@ -101,6 +107,8 @@ class AgentHello(BaseModel):
     commands: Count = 0
     """Number of commands that it has carried out."""
     gone: bool = False
+    unattended: bool = False
+    """Whether it has not heard of who started it for so long that its worker goes on without."""
 
     @classmethod
     def parse(cls, line: bytes) -> AgentHello:

@@ -70,13 +70,15 @@ class RemoteWorker:
     """Resolves to whether the run still needs the worker's files on the machine after its end."""
     log_budget: int = LOG_BUDGET
     """Bytes of the worker's log that are kept."""
+    is_cut_off: Callable[[], bool] = lambda: False
+    """Whether this machine cannot be reached, rather than that of the worker, which then is not given up."""
     adopted: int | None = None
     """Number of the last line that the run has of a worker that a killed supervisor had started; ``None``: start it."""
 
     def __post_init__(self) -> None:
         self.pid = 0
         self.end_reason = ""
-        self.is_unwanted = False
+        self.is_unwanted = self.is_connected = False
         self._progress = ProgressMonitor()
         self._commands: list[dict[str, Any]] = []
         self._earlier_commands = 0
@@ -98,6 +100,8 @@ class RemoteWorker:
     def send(self, message: dict[str, Any]) -> None:
         if "address" not in message:
             self._post({"worker": message})
+            return
+        if self.adopted is not None and not message["address"]:  # the members have elected another coordinator
             return
         try:
             rendezvous = self._rendezvous.begin(message)
@@ -219,6 +223,7 @@ class RemoteWorker:
             links={path: join(self.link.root, folder) for path, folder in self.assignment.links.items()},
             lease=self.timeouts.lease,
             grace=self.timeouts.grace,
+            unattended=self.assignment.unattended,
         )
 
     def _certificates(self) -> dict[str, str]:
@@ -235,7 +240,7 @@ class RemoteWorker:
             problem = f"{self.link.name}: the connection ended"
             try:
                 for record in self._records():
-                    last_heard, pause = time.monotonic(), 0.1
+                    last_heard, pause, self.is_connected = time.monotonic(), 0.1, True
                     if is_disconnected:
                         is_disconnected = False
                         change = self._send_new_rendezvous(self._rendezvous.update)
@@ -254,9 +259,10 @@ class RemoteWorker:
             self._raise_broken()
             # A worker that is no longer wanted is ended by its lease where we cannot reach it.
             timeout = self.timeouts.silence if self.is_unwanted else self.timeouts.give_up
-            if time.monotonic() - last_heard > timeout:
+            if time.monotonic() - last_heard > timeout and (self.is_unwanted or not self.is_cut_off()):
                 self._lose(f"could not be reached for {timeout:.0f} s")
                 return
+            self.is_connected = False
             if not is_disconnected:
                 is_disconnected = True
                 yield self._note(f"{problem}; its worker may go on; reconnecting")

@@ -26,9 +26,9 @@ from toy_task import ToyTask, toy_plan  # noqa: E402
 from tests.counting.device import DEVICE, counts  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
 from training.exchange.base import Exchange, SoloExchange  # noqa: E402
-from training.exchange.group.coordinator_client import JoinConfig  # noqa: E402
 from training.exchange.group.coordinator_server import Coordinator  # noqa: E402
 from training.exchange.group.coordinator_state import CoordinatorConfig  # noqa: E402
+from training.exchange.group.join_config import JoinConfig  # noqa: E402
 from training.exchange.links.certificates import issue_run_certificates  # noqa: E402
 from training.exchange.mean.mesh_member import MeshMember  # noqa: E402
 from training.loop import trainer  # noqa: E402

@@ -254,6 +254,21 @@ def test_a_process_that_left_the_group_does_not_hold_up_the_end(
     assert last["end"] == 0
 
 
+def test_who_can_go_on_without_a_starter_does_and_its_records_stay(agents: Agents) -> None:
+    agents.start(lease=0.3, unattended="train")
+    attachment = agents.attach()
+    told = attachment.hear(lambda record: "unattended" in record.get("event", ""))
+    attachment.say(n=1, worker={"command": "stop"})
+    attachment.records(lambda record: "end" in record)
+    attachment.close()
+    until(lambda: agents.pids() == [])
+    again = agents.attach(after=told["seq"] - 1)
+    assert again.hear(lambda message: True)["commands"] == agent.NO_MORE_COMMANDS
+    found = again.records(lambda record: "end" in record)
+    assert [record["seq"] for record in found] == list(range(told["seq"], found[-1]["seq"] + 1))
+    again.close()
+
+
 def test_good_bye_removes_everything_unless_it_is_to_be_kept(agents: Agents) -> None:
     for keep in (True, False):
         agents.start()

@@ -76,7 +76,7 @@ def test_without_a_supervisor_no_orphan_is_left_and_the_run_resumes(make_lab: Ma
     words[2:4] = ["--local", "2"]  # as exact as on two hosts
     assert muster.run(*words).returncode == 0
     (undisturbed,) = (folder.name[:20] for folder in (muster.folder / "output").iterdir())
-    run_id = stands_still(muster, *options, step=12)
+    run_id = stands_still(muster, *options, "--engine", "nccl", step=12)  # members of the other engine train on
     muster.kill_supervision(run_id)
     muster.let_pass(160)
     until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])

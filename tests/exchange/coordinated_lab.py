@@ -16,10 +16,10 @@ from tests.waiting import PATIENCE, until
 from training.exchange.base import MeanResult
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_protocol import Report
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
 from training.exchange.group.group_membership import GroupMembership
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.stock_torch.torch_mean import TorchMember

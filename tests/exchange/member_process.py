@@ -18,7 +18,7 @@ import torch
 
 from training.exchange.base import ExchangeDropped, JoiningState
 from training.exchange.codecs import codec_by_name
-from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.stock_torch import torch_group
 from training.exchange.stock_torch.torch_mean import TorchMember

@@ -14,9 +14,9 @@ from coordinated_lab import RUN, Lab, lab
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.certificates import COORDINATOR_NAME, issue_run_certificates
 from training.exchange.mean.mesh_member import MeshMember
 

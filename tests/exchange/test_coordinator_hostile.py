@@ -27,7 +27,7 @@ from training.exchange.coordinator_protocol import (
     parse,
 )
 from training.exchange.group import coordinator_server
-from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow

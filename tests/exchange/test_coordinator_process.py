@@ -15,8 +15,8 @@ import torch
 from tests.waiting import until
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_main import main
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.mean.mesh_member import MeshMember
 from training.records.events import MemberEvent, from_line
 

@@ -19,8 +19,8 @@ from waiting import PATIENCE, until
 
 from training.exchange.base import ExchangeError
 from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, encode_line
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.link import Outgoing, PeerLost
 from training.exchange.mean.handover import TAG, JoinStateServer, channel_of, hand_over_missing

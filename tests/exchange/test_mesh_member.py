@@ -22,10 +22,10 @@ from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState,
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.coordinator_protocol import Report
 from training.exchange.group import coordinator_client
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import Member
 from training.exchange.group.group_membership import GroupMembership
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.dialling import SMALL_SEGMENT
 from training.exchange.mean import mesh_operations, owners
 from training.exchange.mean.broadcast import broadcast, broadcasts

@@ -21,9 +21,9 @@ from waiting import PATIENCE, until
 from tests.lab.network import need_root_and_tools
 from training.exchange.base import ExchangeTimeout
 from training.exchange.codecs import codec_by_name
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links import dialling
 from training.exchange.links.certificates import relay_key
 from training.exchange.links.dialling import Address, DialHistory

@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 _PROGRAM = """#!/bin/bash
 case "$MUSTER_TESTS_COLD$*" in
 *--help*) ;;
-"-m training.exchange.group.coordinator_main --config "*/secrets/coordinator.json)
+"-m training.exchange.group.coordinator_main --config "*/secrets/coordinator.json*)
     exec {python} -IS {client} {socket} "$@" ;;
 "-m training.exchange.group.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|"-m tests.counting."*|\\

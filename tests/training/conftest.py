@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from group import Connect, Serve
 
-from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.mean.mesh_member import MeshMember
 from training.records.plan import RunPlan

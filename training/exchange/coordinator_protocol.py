@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.records.bounded_fields import first_problem
 from training.records.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MAX_BEGUN = 8
@@ -29,6 +29,9 @@ LEASE = 5.0
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 LAST_EPOCH = 1 << 40
+COUNT_BITS, RANK_BITS = 16, 12
+"""Of an epoch: the last ones count the meshes of a coordinator's term; of a term, the last ones are the rank of the
+member on whose machine that coordinator is."""
 Text = Annotated[str, Field(max_length=300)]
 Begun = tuple[Count, tuple[Rank, ...], Annotated[str, Field(max_length=MAX_DESCRIPTION)]]
 """Number and group of an operation (empty: all members), and a description that is the same on all members."""
@@ -63,6 +66,13 @@ class Hello(_Message):
     """Literal addresses at which it can be dialled, the fastest route first."""
 
 
+class Configuration(_Message):
+    """The members of a mesh, among whom a majority decides who goes on (:mod:`training.exchange.group.quorum`)."""
+
+    epoch: Count
+    members: tuple[Rank, ...] = Field(max_length=MAX_RANKS)
+
+
 class Report(_Message):
     """A member's state."""
 
@@ -72,6 +82,8 @@ class Report(_Message):
     """The newest mesh it was a member of; 0: none yet."""
     members: tuple[Rank, ...] = Field((), max_length=MAX_RANKS)
     """Members of that mesh."""
+    committed: Configuration | None = None
+    """The newest configuration of which it has heard that it is committed."""
     up: bool = False
     """Whether the mesh of ``epoch`` stands. If not, it yields no more results: ``full`` is final."""
     lost: Rank | None = None
@@ -143,6 +155,22 @@ class HeldResults(_Message):
     """Number, group and members of each result."""
 
 
+class Standing(_Message):
+    """What a member tells another one that has lost the coordinator."""
+
+    report: Report = Report()
+    term: Count = 0
+    """Of the coordinator that it follows, or has followed last; 0: the one that the run was started with."""
+    carrier: int = Field(-1, ge=-1, lt=MAX_RANKS)
+    """The member on whose machine that coordinator is; -1: it is not on one's own account."""
+    port: int = Field(0, ge=0, lt=65536)
+    """Port on which that coordinator listens there."""
+    lost: bool = False
+    """It has no coordinator under which its group can go on."""
+    able: bool = False
+    """A coordinator can be started on its machine."""
+
+
 class StateOrder(_Message):
     """Which member hands the joining state to which newcomers."""
 
@@ -173,6 +201,10 @@ class GroupStatus(_Message):
     """The supervisor is gone, and a member is to stop: all members are, and report after which step they can."""
     halt: int = Field(-1, ge=-1, lt=1 << 53)
     """All members have reported it, and stop after this step."""
+    committed: Configuration | None = None
+    """The newest configuration that counts."""
+    held: bool = False
+    """Too few members are here to go on as the run: all wait for others."""
     relay: int = Field(0, ge=0, lt=65536)
     """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Reason = ""
@@ -181,7 +213,14 @@ class GroupStatus(_Message):
     """It may return as a newcomer."""
 
 
-def encode_line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
+def newest_of(*configurations: Configuration | None) -> Configuration | None:
+    """Return the newest one of these configurations."""
+    return max(
+        (c for c in configurations if c is not None), key=lambda configuration: configuration.epoch, default=None
+    )
+
+
+def encode_line(message: Hello | Report | GroupStatus | HeldResults | Standing) -> bytes:
     """Return a message as one line of JSON."""
     return message.model_dump_json(exclude_defaults=True).encode() + b"\n"
 

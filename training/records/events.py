@@ -242,6 +242,8 @@ class WarningEvent(_Event):
     step: Step | None = None
     unreached: Name = ""
     """Address of the coordinator, if a member cannot reach it."""
+    elected: bool = False
+    """Whether the coordinator is on the machine of this member from now on, as the members have elected."""
 
 
 class ErrorEvent(_Event):

@@ -206,6 +206,11 @@ class RunPlan(BaseModel):
         return any(len(member.devices) > 1 for member in self.members)
 
     @property
+    def elects(self) -> bool:
+        """Whether the members elect another coordinator when its machine is gone, and go on without their starter."""
+        return self.has_coordinator and self.engine == "mesh" and not self.is_staged and len(self.machines) > 1
+
+    @property
     def own_folders(self) -> bool:
         """Whether each process has a run folder of its own: then all members save the model, and any can deliver it."""
         return all(self.machines)
@@ -257,12 +262,8 @@ class RunPlan(BaseModel):
         return process.device.machine == self.coordinator
 
     def without_absent_coordinator(self, starter: str) -> RunPlan:
-        """Return the plan of this attempt: an absent machine carries no coordinator. The starting machine does instead,
-        and is dialled on the default route.
-
-        Args:
-            starter: name of the starting machine, if a member is on it.
-        """
+        """Return the plan of this attempt: instead of an absent machine the starting one carries the coordinator, by
+        name if a member is on it, and is dialled on the default route."""
         if not set(self.ranks_on(self.coordinator)) & set(self.absent):
             return self
         members = tuple(member.on_device(coordinator_address="") for member in self.members)
@@ -365,8 +366,7 @@ SCRIPT = "script"
 
 def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:
     """Return the metadata of a run that starts with ``plan``."""
-    profile = plan.profile
-    summary = {"rank", "name", "batch_size"}  # what lists of runs show of a member, and its device
+    profile, summary = plan.profile, {"rank", "name", "batch_size"}  # what lists of runs show of a member
     return RunMetadata(
         run_id=plan.run_id,
         run_type=run_type,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +16,7 @@ import psutil
 from profiles.errors import BadInput, MusterError, RunFailed
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.torch_backend.store_server import StoreServer
-from training.records.events import WarningEvent
+from training.records.events import Event, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_files import write_atomically
 from training.records.run_folder import RunFolder
@@ -37,11 +38,32 @@ def columns_of(plan: RunPlan) -> list[tuple[int, ...]]:
     return [*zip(*(plan.processes_of(member.rank) for member in plan.all_members), strict=True)]
 
 
+def coordinator_config(plan: RunPlan, column: Collection[int]) -> dict[str, Any]:
+    """Return what the configuration of a coordinator says of a plan.
+
+    Args:
+        column: ranks of the processes that meet there; to the others it listens as to absent ones.
+    """
+    present = {process.rank for process in plan.processes if process.member.rank not in plan.absent}
+    processes = [process for process in plan.processes if process.member.rank < plan.world_size]
+    return {
+        "run_id": plan.run_id,
+        "names": [process.name for process in processes],
+        "spare": SPARE,
+        "absent": [process.rank for process in processes if process.rank not in present & {*column}],
+        "round_deadline": plan.profile.strategy.round_deadline,
+        "quorum": plan.profile.strategy.quorum,
+        "elects": plan.elects,
+    }
+
+
 class CoordinatorHandle(Channel, Protocol):
     """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If its
     configuration cannot be used, that line has ``error`` and ``hint`` too."""
 
     def stop(self) -> None: ...
+
+    def signal(self, number: int) -> None: ...
 
 
 StartCoordinator = Callable[[dict[str, Any], BinaryIO], CoordinatorHandle]
@@ -78,6 +100,8 @@ class MeetingPoint:
         self._coordinators: list[_RunningCoordinator] = []
         self._store: StoreServer | None = None
         self._stopped = False
+        self.is_retired = False
+        """Whether the members have elected another coordinator."""
 
     def start(self, again: bool = False) -> None:
         """Start it; a single worker needs none.
@@ -90,7 +114,7 @@ class MeetingPoint:
             RunFailed: a coordinator did not start.
         """
         plan, secrets, processes = self._plan, self._folder.secrets, len(self._plan.processes)
-        if plan.launch is None and (processes == 1 or plan.engine == "simulated"):
+        if (plan.launch is None and (processes == 1 or plan.engine == "simulated")) or self.is_retired:
             return
         has_relay = plan.has_coordinator or len(plan.machines) > 1
         if not again:
@@ -141,23 +165,39 @@ class MeetingPoint:
                     process.wait()
 
     def _config(self, column: Collection[int]) -> dict[str, Any]:
-        """Return the configuration of the coordinator of some processes: to the others it listens as to absent ones."""
-        plan, strategy = self._plan, self._plan.profile.strategy
-        present = {process.rank for process in plan.processes if process.member.rank not in plan.absent}
-        processes = [process for process in plan.processes if process.member.rank < plan.world_size]
-        port = strategy.coordinator_port and strategy.coordinator_port + len(self._coordinators)
-        return {
-            "run_id": plan.run_id,
-            "names": [process.name for process in processes],
-            "spare": SPARE,
-            "absent": [process.rank for process in processes if process.rank not in present & {*column}],
-            "local": [process.rank for process in processes if plan.is_local(process)],
+        """Return the configuration of the coordinator of some processes."""
+        plan, secrets = self._plan, self._folder.secrets
+        port = plan.profile.strategy.coordinator_port
+        return coordinator_config(plan, column) | {
+            "local": [p.rank for p in plan.processes if p.member.rank < plan.world_size and plan.is_local(p)],
             "address": self._listen,
-            "port": port,
-            "certificates": str(self._folder.secrets / "coordinator"),
-            "round_deadline": strategy.round_deadline,
-            "quorum": strategy.quorum,
+            "port": port and port + len(self._coordinators),
+            "certificates": str(secrets / "coordinator"),
+            "state": str(secrets / "committed.json"),
         }
+
+    def note_event(self, event: Event) -> None:
+        """End the coordinators when the members have elected another one; they must hear nothing of that."""
+        if not (isinstance(event, WarningEvent) and event.elected and self._plan.elects):
+            return
+        retired, self._coordinators, self.is_retired = self._coordinators, [], True
+        for coordinator in retired:
+            threading.Thread(target=coordinator.kill, name="retire", daemon=True).start()
+
+    def note_end(self, rank: int, reason: str) -> None:
+        """Note that the process of a worker has ended, so that it follows no other coordinator.
+
+        Args:
+            reason: not empty: it is only lost, and may run on.
+        """
+        for coordinator in self._coordinators if self._plan.elects and not reason else ():
+            coordinator.note_end(rank)
+
+    def check_changeable(self) -> None:
+        """Raise ``BadInput`` if no member can join or be dropped because the coordinator is another one."""
+        if self.is_retired:
+            hint = "stop the run, and resume it with the machines that you want"
+            raise BadInput("the members have elected another coordinator: none can join or be dropped", hint)
 
     def ban(self, rank: int) -> None:
         """Exclude a worker from all exchanges, whether its machine obeys or not."""
@@ -194,6 +234,7 @@ class _RunningCoordinator:
         self._process: CoordinatorHandle | None = None
         self._port = self._relay_port = 0
         self._banned: set[int] = set()
+        self._ended: set[int] = set()
         self._stopped = False
         self._gate = threading.RLock()
         """Held while it is started or stopped, also by a signal handler: it never starts after the end."""
@@ -265,6 +306,8 @@ class _RunningCoordinator:
                 return
             for rank in tuple(self._banned):
                 self.ban(rank)
+            for rank in tuple(self._ended):
+                self.note_end(rank)
 
     def _started_again(self, config: dict[str, Any]) -> Iterator[bytes]:
         """Start it on its old port, which another program may occupy for a while."""
@@ -286,8 +329,21 @@ class _RunningCoordinator:
 
     def admit(self, rank: int) -> None:
         self._banned.discard(rank)
+        self._ended.discard(rank)
         if self._process is not None:
             self._process.send({"admit": rank})
+
+    def note_end(self, rank: int) -> None:
+        self._ended.add(rank)
+        if self._process is not None:
+            self._process.send({"ended": rank})
+
+    def kill(self) -> None:
+        """End it so that it cannot tell its members, and start no other one."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.signal(signal.SIGKILL)
+        self.stop()
 
     def stop(self) -> None:
         with self._gate:

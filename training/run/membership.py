@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WaysEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent, WaysEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.run.meeting_point import SPARE
 from training.run.processes import Worker
@@ -45,6 +45,8 @@ class MemberHistory:
         self.run_status = "starting"
         self.newest = 0
         """Number of the newest event."""
+        self.has_elected = False
+        """Whether the members follow another coordinator than that of the run's supervisor."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> MemberHistory:
@@ -57,6 +59,7 @@ class MemberHistory:
 
     def _note(self, event: Event) -> None:
         self.newest = event.seq or 0
+        self.has_elected |= isinstance(event, WarningEvent) and event.elected
         if isinstance(event, RunEvent):
             self.run_status = event.status
         if event.member is None:

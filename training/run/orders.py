@@ -53,7 +53,9 @@ class Command(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial"]
+    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial", "unattended"]
+    """``unattended``: nobody has been heard who started the run; the members train on, unless they wait for an order,
+    and stop together then."""
     order: int = 0
     """The order that it belongs to; 0: none, it concerns this member only."""
     at_step: int = 0
@@ -187,6 +189,10 @@ class Control:
         if command.command == "redial":
             self.rendezvous = command.address, command.relay
             return
+        if command.command == "unattended":
+            if not self._orders.is_held:
+                return
+            command = command.model_copy(update={"command": "stop"})
         if not command.within:
             return self._receive(command)
         _run_after(_WAIT * command.within, self._give_up_group)

@@ -155,16 +155,25 @@ class SubprocessWorker(_Module):
 
 
 class CoordinatorProcess(_Module):
-    """``python -m training.exchange.group.coordinator_main``: writes its port to stdout, ends on SIGTERM."""
+    """``python -m training.exchange.group.coordinator_main``: writes its port to stdout, ends on SIGTERM.
 
-    def __init__(self, config: Path, log: BinaryIO) -> None:
-        super().__init__("training.exchange.group.coordinator_main", ["--config", str(config)], 1, log)
+    Args:
+        waits: read the configuration after the first line that is sent.
+    """
+
+    def __init__(self, config: Path, log: BinaryIO, waits: bool = False) -> None:
+        words = ["--config", str(config), *(["--wait"] if waits else [])]
+        super().__init__("training.exchange.group.coordinator_main", words, 1, log)
+
+    def end_input(self) -> None:
+        """Leave it to its members: it ends when the last of them has left."""
+        with contextlib.suppress(OSError):
+            self._input.close()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Terminate it and wait; kill it after ``timeout`` seconds."""
         self.signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):
-            self._input.close()
+        self.end_input()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -106,6 +106,7 @@ class RunController:
         self._note_earlier()
         self.members.restore(history)
         self._orders.count_from(history.newest)
+        self._engine.is_retired = history.has_elected
         self._has_begun, self._status, self._intake.may_pause = True, history.run_status, True
         self._record(WarningEvent(message="the run's supervisor was killed; another one has taken its place"))
         self._begin({rank: partial(adopt, line=line) for rank, line in history.attached.items()}, again=True)
@@ -196,10 +197,10 @@ class RunController:
         else:
             self._totals.note(event)
         self._progress(event)
+        self._engine.note_event(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
-            repeated = f"{counted(self._totals.given_up, 'step is', 'steps are')} repeated"
-            message = f"the newest snapshot that all machines have is of step {event.details['step']}: {repeated}"
-            self._record(WarningEvent(message=message))
+            repeated = f"{event.details['step']}: {counted(self._totals.given_up, 'step is', 'steps are')} repeated"
+            self._record(WarningEvent(message=f"the newest snapshot that all machines have is of step {repeated}"))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
             for warning in self._norms.warnings(source, event, self.members.name):
@@ -255,6 +256,7 @@ class RunController:
         handle = self.members.workers[rank]
         code = handle.exit_code = handle.process.exit_code()
         self._stopping.note_end()
+        self._engine.note_end(rank, handle.process.end_reason)
         if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
             return
         cause = handle.process.end_reason or f"its worker {exit_text(code)}"
@@ -363,17 +365,16 @@ class RunController:
         """Raise ``BadInput`` if members can neither leave nor join."""
         self.members.check_changeable()
         if not self._has_begun or self._stopping.reason:
-            state = "is about to end" if self._stopping.reason else "has not started training yet"
-            raise BadInput(f"the run {state}")
+            raise BadInput(f"the run {'is about to end' if self._stopping.reason else 'has not started training yet'}")
+        self._engine.check_changeable()
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""
         self._stopping.over()
         self.members.kill()
         self._engine.stop()
-        for stream in self._logs:
-            stream.close()
-        self._logs = []
+        while self._logs:
+            self._logs.pop().close()
 
     # ---------------------------------------------------------------------------------------------------------- end
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
+    from training.exchange.group.join_config import Allegiance
     from training.layouts.base import Layout
     from training.tasks.base import Task
 
@@ -60,19 +61,22 @@ class Rendezvous(NamedTuple):
 
 
 def connect(
-    plan: RunPlan, rank: int, rendezvous: Callable[[], Rendezvous], secrets: Path, device: torch.device, emit: Emit
-) -> Exchange:
+    plan: RunPlan, rank: int, rendezvous: Callable[[], Rendezvous], secrets: Path, device: torch.device, emit: Emit,
+    allegiance: Allegiance | None = None,
+) -> Exchange:  # fmt: skip
     """Join the group of the run through the engine of its plan.
 
     Args:
         rendezvous: returns the present addresses.
+        allegiance: the coordinator that the members have elected, if this one joins again.
     """
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
 
         return SoloExchange()
     process, keys = plan.process(rank), secrets / f"member-{rank}"
-    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.group.join_config import Allegiance, JoinConfig
+    from training.workers.stand_in import StandInProcess
 
     member, workers = process.member, plan.processes
     addresses = rendezvous()
@@ -95,6 +99,9 @@ def connect(
         ),
         transport=plan.profile.strategy.transport,
         on_return=lambda: emit(MemberEvent(status="joined", name=member.name, message="is back")),
+        stand_in=StandInProcess(plan, rank, secrets, everywhere, emit) if plan.elects else None,
+        allegiance=allegiance or Allegiance(),
+        on_election=lambda carrier: emit(_election(plan, rank, carrier)),
     )
     if plan.engine == "nccl":
         from training.exchange.stock_torch.torch_mean import TorchMember
@@ -111,6 +118,16 @@ def connect(
     from training.run.meeting_point import columns_of
 
     return ColumnExchange(mesh, columns_of(plan)[process.device_number])
+
+
+def _election(plan: RunPlan, rank: int, carrier: int) -> WarningEvent:
+    """Return the event of a member that follows another coordinator."""
+    name, names = plan.process(rank).name, [process.name for process in plan.processes]
+    there = names[carrier] if carrier < len(names) else f"rank {carrier}"
+    if rank != carrier:
+        return WarningEvent(message=f"{name} follows the coordinator on {there} from now on")
+    message = f"{name} carries the coordinator from now on: that before cannot be reached, and the members go on"
+    return WarningEvent(message=message, elected=True)
 
 
 def listen_address(device: DevicePlan) -> str:
@@ -200,8 +217,12 @@ def run_worker(
             def rendezvous() -> Rendezvous:
                 return initial if control.rendezvous is None else Rendezvous(*control.rendezvous)
 
+            from training.exchange.group.join_config import Allegiance
+
+            allegiance = Allegiance()
+
             def join() -> Exchange:
-                return connect(plan, rank, rendezvous, secrets, device, emit)
+                return connect(plan, rank, rendezvous, secrets, device, emit, allegiance)
 
             def layout() -> Layout | None:
                 return join_devices(plan, rank, initial, secrets, device) if plan.is_staged else None

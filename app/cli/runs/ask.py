@@ -1,9 +1,10 @@
-"""``ask`` and ``stop``: requests to a live run from any terminal, and their outcome."""
+"""``ask``, ``stop`` and ``fetch``: requests to a run from any terminal, and their outcome."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +12,17 @@ from typing import Annotated
 import typer
 
 from app.cli.approval import approve_hosts
-from app.cli.arguments import OUTPUT, Json, LiveRun, Output, RunReference
-from app.cli.runs.attach import stopping
+from app.cli.arguments import OUTPUT, AnyRun, Json, LiveRun, Output, RunReference
+from app.cli.runs.attach import TAKEN_UP, show_run, stopping
+from app.cli.runs.carried import show_carried
 from app.cli.terminal import answer, somebody
 from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
+from distributed.run.carried import find_carried
 from distributed.run.requests import Action, leave_request, withdraw_request
+from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.event_log import follow_events
 from training.records.events import RequestEvent, RunEvent, SnapshotEvent
@@ -106,6 +110,18 @@ def answer_to(path: Path, identity: str) -> RequestEvent:
     return RequestEvent(request=identity, action="", outcome="refused", message=message)
 
 
+def fetch(run: AnyRun = "", output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+    """Take up a run that its machines have carried on while this one was away, and wait for its end and its model.
+
+    Raises:
+        BadInput: no such run.
+    """
+    path = find_run(output, run)
+    if take_up(path):
+        say(TAKEN_UP)
+    return show_run(path, as_json)
+
+
 def stop(
     run: LiveRun = "",
     kill: Annotated[bool, typer.Option("--kill", help="End at once, without a snapshot.")] = False,
@@ -121,11 +137,18 @@ def stop(
     from distributed.cleaning.clean import leftovers
 
     moments = {"asked": time.time()}
-    path = find_run(output, run) if run else find_live_run(output)
+    try:
+        path = find_run(output, run) if run else find_live_run(output)
+    except BadInput:
+        if kill or (carried := find_carried(run)) is None:
+            raise
+        return show_carried(carried, as_json, f"stopped by the user of {socket.gethostname()}")
     action: Action = "kill" if kill else "stop"
     distributed = (path / RUN_HOSTS).is_file()
     if not distributed:
         _refuse_ended(path)
+    elif take_up(path):
+        say(TAKEN_UP)
     if is_live(path):
         leave_request(path, action)
         say(stopping(path, action) if run else f"{path.name}: {stopping(path, action)}")

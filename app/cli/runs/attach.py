@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from app.cli.arguments import OUTPUT, AnyRun, Ascii, Detach, Json, Output
+from app.cli.runs.carried import show_carried
 from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
@@ -24,7 +25,9 @@ from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.timeline import run_sentence
 from app.run_view.view import EndedRun
+from distributed.run.carried import find_carried
 from distributed.run.requests import Action, leave_request
+from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode
 from training.records.event_log import follow_lines, newest_number, read_events
 from training.records.events import ENGINE, Event, RunEvent, TimingEvent
@@ -39,6 +42,7 @@ STOPPING = {
     "kill": "ending at once, without a snapshot",
 }
 STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
+TAKEN_UP = "the supervisor of this run was gone; another one asks its machines how far they have come"
 _START_PATIENCE = 60.0
 """Seconds to wait for a run to begin before it is left in the background: hashing much data takes longer."""
 _LOOK = 0.05
@@ -68,7 +72,14 @@ def attach(
     Raises:
         BadInput: no such run.
     """
-    path = find_run(output, run)
+    try:
+        path = find_run(output, run)
+    except BadInput:
+        if (carried := find_carried(run)) is None:
+            raise
+        return show_carried(carried, as_json)
+    if take_up(path):
+        say(TAKEN_UP)
     if fits_here() and not plain and not as_json:
         return show_dashboard(path, ascii_only)
     return show_run(path, as_json, ascii_only)

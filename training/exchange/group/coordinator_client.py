@@ -5,38 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
-import psutil
-
-from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.coordinator_protocol import (
     BEAT,
-    LEASE,
-    MAX_STATUS,
-    PROTOCOL_VERSION,
+    Configuration,
     GroupStatus,
-    Hello,
     ProtocolError,
     Report,
     encode_line,
+    newest_of,
     parse,
 )
 from training.exchange.event_loop import end_other_tasks
+from training.exchange.group.election import DIAL_SECONDS, check_member
+from training.exchange.group.join_config import JoinConfig, parse_endpoint
+from training.exchange.group.succession import Succession, open_tls
 from training.exchange.links.certificates import COORDINATOR_NAME
-from training.exchange.links.dialling import send_small_segments
 from training.exchange.links.handshake import tls_contexts
 
-REDIAL_FOR = 60.0
-"""Seconds within which a lost coordinator must be back."""
 _RETRY = 0.2
 _MIN_PAUSE, _PROGRESS_PAUSE = 0.02, 0.2
 """Minimum seconds between two reports, and from one to the next that is about operations alone: each takes processor
@@ -45,69 +36,6 @@ _UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
 """Seconds of failed dialling after which it is reported, and between further reports."""
 _LEAVE_SECONDS = 5.0
 """Seconds the coordinator has to confirm that a member leaves."""
-
-
-@dataclass(frozen=True)
-class JoinConfig:
-    """Which group a member joins, and under which rank and name.
-
-    Args:
-        address: ``host:port`` of the coordinator, a literal address.
-        certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
-        listen: literal address on which other members dial this one.
-        hosts: literal addresses under which it is announced, the fastest route first; empty: those of its interfaces.
-        shards: how much of every vector each member owns, by rank; see
-            :func:`~training.exchange.mean.owners.shard_bounds`.
-        local: the coordinator is on this machine, see :class:`training.records.plan.MemberPlan`.
-        on_return: called when the group, which had continued without this member, has taken it back.
-        interface: the network interface over which most others reach this member fastest, if that was measured.
-        rendezvous: returns ``host:port`` of the coordinator and of the relay, where they may change during the run; a
-            relay without an address is on the coordinator's host, on the port the coordinator announces.
-        on_unreachable: called with the coordinator's address and the reason while it cannot be reached.
-        transport: the same for all members, see :class:`~training.exchange.links.handshake.Identity`.
-        lease: seconds of silence after which the coordinator counts as lost.
-        redial_for: seconds within which a lost coordinator must be back.
-    """
-
-    address: str
-    certificates: Path | None
-    run_id: str
-    rank: int
-    world_size: int
-    name: str
-    listen: str = "127.0.0.1"
-    hosts: Sequence[str] = ()
-    shards: Mapping[int, float] | None = None
-    local: bool = False
-    on_return: Callable[[], None] = lambda: None
-    rendezvous: Callable[[], tuple[str, str]] | None = None
-    on_unreachable: Callable[[str, str], None] = lambda address, why: None
-    interface: str = ""
-    transport: Transport = "auto"
-    lease: float = LEASE
-    redial_for: float = REDIAL_FOR
-
-    @property
-    def endpoints(self) -> tuple[str, str]:
-        """Current addresses of the coordinator and of the relay."""
-        return (self.address, "") if self.rendezvous is None else self.rendezvous()
-
-    def hello(self, listening: tuple[str, int]) -> Hello:
-        """Return the member's first message, which announces the address that it listens on."""
-        return Hello(
-            version=PROTOCOL_VERSION,
-            run_id=self.run_id,
-            rank=self.rank,
-            world_size=self.world_size,
-            name=self.name,
-            incarnation=os.urandom(8).hex(),
-            port=listening[1],
-            hosts=self.reached_at(listening[0]),
-        )
-
-    def reached_at(self, listening: str) -> tuple[str, ...]:
-        """Return the addresses at which this member can currently be dialled."""
-        return tuple(self.hosts) or dialable_addresses(listening, self.interface)
 
 
 class CoordinatorClient:
@@ -129,14 +57,15 @@ class CoordinatorClient:
         on_end: Callable[[str, bool], None],
     ) -> None:
         self._joining = joining
-        self._local = joining.local
         self._lease, self._redial_for = joining.lease, joining.redial_for
         _, self._context = tls_contexts(joining.certificates)
         if self._context is not None:
             self._context.check_hostname = True
         self._hello = joining.hello(listening)
         self._addresses = functools.partial(joining.reached_at, listening[0])
-        self._report = report
+        self._state = report
+        self._committed: Configuration | None = None
+        self.succession = Succession(joining, lambda: self._report())
         self._on_status = on_status
         self._on_end = on_end
         self._connected = False
@@ -170,6 +99,7 @@ class CoordinatorClient:
             self._loop.close()
         elif threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_SECONDS)
+        self.succession.release()
 
     def _main(self) -> None:
         try:
@@ -184,7 +114,10 @@ class CoordinatorClient:
     @property
     def address(self) -> str:
         """Current ``host:port`` of the coordinator."""
-        return self._joining.endpoints[0]
+        return self.succession.endpoints[0]
+
+    def _report(self) -> Report:
+        return self._state().model_copy(update={"committed": self._committed})
 
     async def _run(self) -> str:
         """Maintain the connection; return why it is given up."""
@@ -213,10 +146,26 @@ class CoordinatorClient:
             if time.monotonic() >= report_at and not self._closing:
                 report_at = time.monotonic() + _UNREACHED_EVERY
                 self._joining.on_unreachable(address, problem)
+            if not self._closing:
+                self.succession.begin_search()
+                await self.succession.wait()
+            if (successor := self.succession.result(True)) is not None:
+                self.succession.follow(successor)
+            else:
+                self.succession.rotate()
+            self.succession.prepare()
             lost = "lost" if self._connected else "cannot reach"
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
                 return f"{lost} the coordinator at {address}: {problem}"
             await asyncio.sleep(_RETRY)
+
+    async def _open_coordinator(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        successor, endpoint = self.succession.allegiance.successor, parse_endpoint(address)
+        if successor is None:
+            return await open_tls(endpoint, self._context, COORDINATOR_NAME)
+        reader, writer = await self.succession.open_member(*endpoint)
+        check_member(writer, self._joining.identity, successor.carrier)
+        return reader, writer
 
     async def _dial(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, as long as ``address`` is the coordinator's.
@@ -224,30 +173,16 @@ class CoordinatorClient:
         Raises:
             OSError, asyncio.TimeoutError: it does not answer there, or its address has changed.
         """
-        dialling = asyncio.ensure_future(self._open(parse_endpoint(address)))
-        end = time.monotonic() + max(_RETRY, min(self._lease, self._deadline - time.monotonic()))
+        dialling = asyncio.ensure_future(self._open_coordinator(address))
+        now = time.monotonic()
+        patience = max(self.succession.elects_at - now, DIAL_SECONDS)
+        end = now + max(_RETRY, min(self._lease, self._deadline - now, patience))
         while not dialling.done() and time.monotonic() < end and self.address == address:
             await asyncio.wait({dialling}, timeout=_RETRY)
         if not dialling.done():
             dialling.cancel()
             raise asyncio.TimeoutError
         return dialling.result()
-
-    async def _open(self, address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        loop = asyncio.get_running_loop()
-        (family, _, _, _, socket_address), *_ = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        connection = socket.socket(family)
-        try:
-            connection.setblocking(False)
-            send_small_segments(connection)  # messages are small anyway, and large packets may get lost
-            await loop.sock_connect(connection, socket_address)
-            name = COORDINATOR_NAME if self._context is not None else None
-            return await asyncio.open_connection(
-                sock=connection, ssl=self._context, server_hostname=name, limit=MAX_STATUS
-            )
-        except BaseException:
-            connection.close()
-            raise
 
     def overdue(self, status: GroupStatus) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
@@ -271,8 +206,20 @@ class CoordinatorClient:
                 if status.failed:
                     self._may_return = status.again
                     return status.failed, True
-                self._connected, self._deadline = True, time.monotonic() + self._redial_for
+                self._connected, now = True, time.monotonic()
+                self.succession.note_vote()
+                self._committed = newest_of(status.committed, self._committed)
+                self.succession.meet(status)
                 self._on_status(status)
+                if not status.held:
+                    self.succession.settle()
+                    self._deadline = now + self._redial_for
+                elif now > self._deadline:
+                    return "too few members can be reached to go on as the run, and a minority does not train on", True
+                self.succession.begin_search()
+                if (successor := self.succession.result(status.held)) is not None:
+                    self.succession.follow(successor)
+                    return "another machine carries the coordinator", False
         except (asyncio.TimeoutError, TimeoutError):
             return f"silent for {self._lease:g} s", False
         except ssl.SSLError as error:
@@ -294,7 +241,7 @@ class CoordinatorClient:
         Raises:
             asyncio.TimeoutError: no line arrived during the lease.
         """
-        if self._local:
+        if self.succession.is_local:
             return await reader.readline()
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             return await asyncio.wait_for(reader.readline(), self._lease - BEAT)
@@ -318,6 +265,7 @@ class CoordinatorClient:
                 await writer.drain()
             if leaves:  # the coordinator hangs up: closing with unread data would discard what was sent
                 return
+            self.succession.prepare()
             await asyncio.sleep(_MIN_PAUSE)
             await self._wait_for_news(BEAT)
             if self._report_is_due and not self._is_urgent:
@@ -329,33 +277,3 @@ class CoordinatorClient:
         timer = self._loop.call_later(seconds, self._wake_up.set)
         await self._wake_up.wait()
         timer.cancel()
-
-
-def parse_endpoint(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``, the host in brackets if it is IPv6."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def dialable_addresses(listening: str, best: str = "") -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that others may dial, ``best`` and the fastest interface first.
-
-    Empty if it listens on loopback; only the address itself if it listens on one.
-    """
-    if listening not in ("0.0.0.0", "::"):
-        return () if listening.startswith("127.") or listening == "::1" else (listening,)
-    states = psutil.net_if_stats()
-    interfaces = psutil.net_if_addrs()
-    up = sorted(
-        (name for name in interfaces if name in states and states[name].isup),
-        key=lambda n: (n != best, -states[n].speed),
-    )
-    kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
-    candidates = (a.address.split("%")[0] for name in up for a in interfaces[name] if a.family in kinds)
-    # A link-local address (169.254...), as on a cable between two machines, is of use to one other machine only.
-    addresses = sorted((a for a in candidates if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_link_local)
-    return tuple(addresses[:16])
-
-
-def _is_link_local(address: str) -> bool:
-    return address.startswith("169.254.")

@@ -4,8 +4,8 @@
 
 It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; SIGTERM ends it. When stdin closes,
 the supervisor is gone: it then serves until the last member has left, so that training ends in good order.
-A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again; ``{"command": "stop"}``
-also says that the supervisor is gone.
+A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again; ``{"ended": RANK}``
+says that a member's process has ended, and ``{"command": "stop"}`` also that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator until SIGTERM comes, or it is no longer needed; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m training.exchange.group.coordinator_main", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
-    path: Path = parser.parse_args(arguments).config
+    parser.add_argument("--wait", action="store_true", help="read the file after a line on stdin")
+    options = parser.parse_args(arguments)
+    path: Path = options.config
+    if options.wait and not _line_on_stdin():
+        return int(ExitCode.DONE)
     try:
         _serve(path)
     except MusterError as error:
@@ -77,6 +81,14 @@ def _serve(path: Path) -> None:
     coordinator.stop()
 
 
+def _line_on_stdin() -> bool:
+    """Wait for a line, and take nothing that follows it; return whether one came."""
+    while byte := os.read(0, 1):
+        if byte == b"\n":
+            return True
+    return False
+
+
 def _allow_connections() -> None:
     """Raise the limit of open files above the usual 256 or 1024, so that idle peers cannot exhaust it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,8 +121,13 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
                     coordinator.ban(int(command["ban"]))
                 elif "admit" in command:
                     coordinator.admit(int(command["admit"]))
+                elif "ended" in command:
+                    coordinator.note_end(int(command["ended"]))
                 elif command.get("command") == "stop":  # an agent's, whose lease is over
-                    coordinator.group.orphaned = True
+                    threading.Thread(target=serve_out, name="serves out", daemon=True).start()
+        serve_out()
+
+    def serve_out() -> None:
         coordinator.group.orphaned = True
         last_seen = time.monotonic()
         while not coordinator.group.all_left and time.monotonic() < last_seen + _RETURN and not end.wait(_POLL_SECONDS):

@@ -64,6 +64,7 @@ class Coordinator:
         self._handshake = handshake
         self._log: Log = log or (lambda event: None)
         self.group = decides(config, self._log)
+        self.group.orphaned = config.term > 0  # members have elected it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
         self._listening: socket.socket | None = None
@@ -107,6 +108,10 @@ class Coordinator:
     def admit(self, rank: int) -> None:
         """Revoke a ban."""
         self._loop.call_soon_threadsafe(self.group.admit, rank)
+
+    def note_end(self, rank: int) -> None:
+        """Note that the process of a member has ended."""
+        self._loop.call_soon_threadsafe(self.group.note_end, rank)
 
     def stop(self, reason: str = "the coordinator was stopped") -> None:
         """Notify all members, end all connections and stop serving. Idempotent."""

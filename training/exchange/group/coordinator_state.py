@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -10,8 +10,11 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from training.exchange.coordinator_protocol import (
+    COUNT_BITS,
+    LAST_EPOCH,
     LEASE,
     MAX_RANKS,
+    Configuration,
     GroupStatus,
     Hello,
     MeshStart,
@@ -20,6 +23,7 @@ from training.exchange.coordinator_protocol import (
     StateOrder,
 )
 from training.records.events import PeerPath, WarningEvent, WaysEvent
+from training.records.run_files import write_atomically
 
 
 class CoordinatorConfig(BaseModel):
@@ -51,6 +55,12 @@ class CoordinatorConfig(BaseModel):
     """Seconds without a byte, while all members wait, after which the mesh is formed anew; doubled each time."""
     lease: float = Field(LEASE, gt=0)
     """Seconds of silence after which a member is lost."""
+    elects: bool = False
+    """Members elect another coordinator if they lose this one: a minority of them waits for the others."""
+    term: int = Field(0, ge=0, lt=LAST_EPOCH >> COUNT_BITS)
+    """Of a coordinator that members have elected."""
+    state: Path | None = None
+    """File with the last committed configuration, for a coordinator that is started again."""
 
 
 _SMALL_PACKETS_ONLY = (
@@ -122,6 +132,10 @@ class Member:
         """Whether an operation that it has started has no result yet."""
         return self.report.started > self.report.full
 
+    def still_holds(self, epoch: int) -> bool:
+        """Whether it has, as far as is known, not given up the mesh of an epoch, which has ended."""
+        return self.frozen or self.report.up or self.report.epoch != epoch
+
     def peer(self, viewer: Member) -> Peer:
         """Return the addresses at which ``viewer`` can dial this member: local, announced, and seen ones."""
         hosts = list(self.hello.hosts)
@@ -131,6 +145,29 @@ class Member:
             hosts.append(viewer.through if _is_loopback(self.seen) else self.seen)
         addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
         return Peer(name=self.hello.name, addresses=addresses)
+
+
+class StateOrders:
+    """Which member hands the joining state to which newcomers."""
+
+    def __init__(self) -> None:
+        self.current: StateOrder | None = None
+        self.last = 0
+        """Number of the last order."""
+
+    def update(self, newcomers: Sequence[Member], live: Sequence[Member]) -> bool:
+        """Order it to be handed to newcomers that are ready; return whether the order changed."""
+        order, ready = self.current, [member for member in newcomers if member.report.ready]
+        donates = order is not None and any(member.rank == order.donor for member in live)
+        if order is not None and donates and any(member.rank in order.peers for member in ready):
+            return False
+        if not ready or not live:
+            self.current = None
+            return order is not None
+        self.last += 1
+        peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
+        self.current = StateOrder(number=self.last, donor=live[0].rank, peers=peers)
+        return True
 
 
 def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) -> Order | None:
@@ -183,6 +220,20 @@ def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
         "halting": max(halts, default=-1) >= 0,
         "halt": max(halts) if min(halts, default=-1) >= 0 else -1,
     }
+
+
+def read_committed(config: CoordinatorConfig) -> Configuration | None:
+    """Return the configuration that a coordinator had committed before it was started again, if any."""
+    try:
+        return Configuration.model_validate_json(config.state.read_bytes()) if config.state is not None else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_committed(config: CoordinatorConfig, committed: Configuration | None) -> None:
+    """Record a configuration before anything is decided by it."""
+    if config.state is not None and committed is not None:
+        write_atomically(config.state, committed.model_dump_json().encode())
 
 
 def _is_loopback(address: str) -> bool:

@@ -8,7 +8,6 @@ on the next mesh. So a result is held either by all members or by none.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -17,21 +16,23 @@ from training.exchange.coordinator_protocol import (
     BEAT,
     LAST_EPOCH,
     LEASE,
+    Configuration,
     GroupStatus,
     MeshStart,
     ProtocolError,
     Report,
-    StateOrder,
 )
 from training.exchange.group import coordinator_state, verdicts
 from training.exchange.group.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
+from training.exchange.group.quorum import Quorum, first_epoch
 from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8  # of the time after which an operation is given up, for a member to build its model
-_STATE_PATIENCE = 4  # times that, for a newcomer to take the state
 _MAX_EPOCHS_AHEAD = 1000  # meshes that a member may have heard of, and a coordinator started again has not
+_SKIPPED_EPOCHS = 8  # meshes that no member may have told a coordinator of that was started again
+_ELECTION_SECONDS = 1.0  # for members to come to a coordinator that they elect
 _RETURN_SECONDS = 2 * LEASE  # for members to come back to a coordinator started again, or to give up a mesh
 
 
@@ -46,19 +47,19 @@ class GroupMembership:
         self._config, self._log = config, log
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
-        self._banned, self._left = set[int](), set[int]()
+        self._quorum = Quorum(config.elects, coordinator_state.read_committed(config))
+        self._banned, self._left = set[int](), self._quorum.left
         self._verdicts: dict[str, GroupStatus] = {}  # of dropped members, by incarnation
         self.relay = 0  # port of the relay for pairs of members that cannot dial one another
         self.started, self.epoch, self.orphaned = False, 0, False  # orphaned: the supervisor of this process is gone
         self.form: MeshStart | None = None
-        self._state_order: StateOrder | None = None
-        self._last_order, self._building = 0, 0.0
+        self._joining, self._building = coordinator_state.StateOrders(), 0.0
         self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
         self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
         self._last_mesh: MeshStart | None = None  # as formed by this coordinator
         self._bounds: dict[int, int] = {}  # by absent rank: operations that stood when the first mesh without it began
         self._now = self._given_up_since = self._since_status = 0.0
-        self._awaited: tuple[int, float] = (0, 0.0)  # an operation that not all members have reached, and since when
+        self._awaited = verdicts.AwaitedOperation(config)
         self._standstill = verdicts.Standstill(config.standstill)
         self._resuming_until: float | None = None
 
@@ -95,6 +96,7 @@ class GroupMembership:
                     raise ProtocolError("no machine has the training state; resume the run from its newest snapshot")
                 member.role = "newcomer"
             self._left.discard(member.rank)
+            self._quorum.ended.discard(member.rank)
             self.members[member.rank] = member
             if is_news:
                 new = "joins a running group" if member.role == "newcomer" else ""
@@ -110,7 +112,7 @@ class GroupMembership:
         with self._lock:
             if self.members.get(member.rank) is not member:
                 return
-            verdicts.check_report(member.rank, report, self.epoch)
+            verdicts.check_report(member.rank, report, self.epoch, self._quorum.committed)
             member.silent, member.report = 0.0, report
             for news in self._reported_routes.changes(member, self.members):
                 self._log(news)
@@ -120,6 +122,7 @@ class GroupMembership:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
+            self._commit()
             if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
                 self._settle()
 
@@ -142,6 +145,11 @@ class GroupMembership:
         """Revoke a ban."""
         with self._lock:
             self._banned.discard(rank)
+
+    def note_end(self, rank: int) -> None:
+        """Record that the process of a member has ended: it will not follow another coordinator."""
+        with self._lock:
+            self._quorum.ended.add(rank)
 
     def tick(self, elapsed: float) -> None:
         """Enforce leases and deadlines; call it a few times a second.
@@ -173,7 +181,8 @@ class GroupMembership:
     @property
     def all_left(self) -> bool:
         """Whether all members have left."""
-        return self._left >= set(range(len(self._config.names))) and not self.members
+        everybody = self._quorum.committed.members if self._quorum.committed else range(len(self._config.names))
+        return self._left >= set(everybody) and not self.members
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
@@ -183,7 +192,8 @@ class GroupMembership:
     def _take_back(self, member: Member) -> None:
         """Resume with a member that has state: its connection was lost, or this coordinator was restarted."""
         if not self.started:
-            self.started, self._resuming_until, self._last_mesh = True, self._now + _RETURN_SECONDS, None
+            seconds = _ELECTION_SECONDS if self._config.term else _RETURN_SECONDS
+            self.started, self._resuming_until, self._last_mesh = True, self._now + seconds, None
             for early in self._in_role("waiting"):  # it has connected to a group that existed before
                 early.role = "newcomer"
         member.role = "late" if self._resuming_until is None else "live"
@@ -228,7 +238,13 @@ class GroupMembership:
         if self._resuming_until is not None and not self._finish_resuming():
             return False
         too_far_behind = verdicts.too_far_behind(self._in_role("live"), self._in_role("late"))
-        if self._drop_all(too_far_behind, may_return=True) or self._drop_all(self._unsuitable()) or self._order_state():
+        if (
+            self._drop_all(too_far_behind, may_return=True)
+            or self._drop_all(self._unsuitable())
+            or self._joining.update(
+                [member for member in self._in_role("newcomer") if member.report.ready], self._in_role("live")
+            )
+        ):
             return True
         if self.form is None:
             return self._form_next()
@@ -238,9 +254,10 @@ class GroupMembership:
         return True
 
     def _begin(self) -> bool:
-        if self.missing():
+        if self.missing() or self._config.term:
             return False
         self.started = True
+        coordinator_state.write_committed(self._config, self._quorum.begin(self.members))
         self._new_epoch([member for _, member in sorted(self.members.items())])
         return True
 
@@ -250,7 +267,11 @@ class GroupMembership:
         expected = {rank for member in live for rank in member.report.members}
         if expected - set(self.members) and self._now < (self._resuming_until or 0.0):
             return False
-        self._resuming_until, self._last_order = None, 1000 * self.epoch  # above all earlier numbers
+        if not self._quorum.may_form(live):
+            return False
+        self._given_up_since = self._now
+        self.epoch = max(self.epoch + _SKIPPED_EPOCHS * self._config.elects, first_epoch(self._config.term))
+        self._resuming_until, self._joining.last = None, 1000 * self.epoch  # above all earlier numbers
         self._drop_all(verdicts.left_behind(live), may_return=True)
         return True
 
@@ -264,50 +285,37 @@ class GroupMembership:
         gone = set(form.peers) - {member.rank for member in present}
         if gone - self._left or (gone and any(member.waits for member in present)) or not present:
             return True
-        is_stalled = self._state_order is None and self._standstill.judge(present, self._now)
+        is_stalled = self._joining.current is None and self._standstill.judge(present, self._now)
         return bool(self._entering()) or self._leave_behind(present) or is_stalled
 
     def _entering(self) -> list[Member]:
         """Return the members that can join the next mesh: they have the others' state, or lag little behind it."""
-        returning = [member for member in self._in_role("late") if member.waits and not self._still_holds_mesh(member)]
+        returning = [member for member in self._in_role("late") if member.waits and not member.still_holds(self.epoch)]
         joiners = self._joiners()
-        if self._state_order is None or any(member.report.taken != self._state_order.number for member in joiners):
+        if self._joining.current is None or any(
+            member.report.taken != self._joining.current.number for member in joiners
+        ):
             return returning
         fewest_results = min((member.report.full for member in self._in_role("live")), default=0)
         return returning + [member for member in joiners if member.report.full <= fewest_results]
 
     def _joiners(self) -> list[Member]:
         """Return the newcomers to which the joining state is being handed."""
-        ordered = self._state_order.peers if self._state_order is not None else {}
+        ordered = self._joining.current.peers if self._joining.current is not None else {}
         return [member for member in self._in_role("newcomer") if member.rank in ordered and member.report.ready]
 
     def _leave_behind(self, present: list[Member]) -> bool:
         """Mark members as late that have not reached an operation the others wait for; return whether any changed."""
-        number, config = min(member.report.full for member in present) + 1, self._config
-        absent = [member for member in present if member.report.started < number]
-        joiners, building = self._joiners(), any(member.report.elements < 0 for member in present)
-        if building or not (absent or joiners) or len(absent) == len(present):
-            self._awaited = 0, 0.0
-            return False
-        self._awaited = self._awaited if self._awaited[0] == number else (number, self._now)
-        waited = self._now - self._awaited[1]
-        if not absent:
-            late = joiners if waited >= _STATE_PATIENCE * config.give_up else ()
-            return self._drop_all([(m.rank, f"did not take the training state within {waited:.0f} s") for m in late])
-        if waited >= config.give_up:
-            return self._drop_all([(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent])
-        enough = len(present) - len(absent) >= max(1, math.ceil(config.quorum * len(present)))
-        if not enough or waited < config.round_deadline:
-            return False
-        for member in absent:
+        dropped, late = self._awaited.judge(present, self._joiners(), self._now)
+        for member in late:
             member.role = "late"
-            self._log(WarningEvent(message=f"{member.hello.name} is late; exchange {number} goes on without it"))
-        return True
+            self._log(self._awaited.warning(member))
+        return self._drop_all(dropped) or bool(late)
 
     def _form_next(self) -> bool:
         """Form the next mesh once all live members have given up the last one."""
-        live = self._in_role("live") or [m for m in self._in_role("late") if not self._still_holds_mesh(m)]
-        slow = [member for member in live if self._still_holds_mesh(member)]
+        live = self._in_role("live") or [m for m in self._in_role("late") if not m.still_holds(self.epoch)]
+        slow = [member for member in live if member.still_holds(self.epoch)]
         if slow and self._now - self._given_up_since > _RETURN_SECONDS:
             for member in slow:  # its threads hang: it is taken back when they end
                 member.role = "late"
@@ -315,12 +323,14 @@ class GroupMembership:
             return True
         if slow or not live:
             return False
+        entering = [member for member in self._entering() if member not in live]
+        group = live + entering
+        if not self._quorum.may_form(group):
+            return False
         if self._mismatch.is_undecided and len({member.report.full for member in live}) == 1:
             return False  # repeating it would be in vain, and no member lacks an earlier result
         if not self._mismatch.is_undecided and (verdict := self._link_faults.judge(live)) is not None:
             return self._drop_all([verdict])
-        entering = [member for member in self._entering() if member not in live]
-        group = live + entering
         holders = [member for member in group if member.role != "newcomer"]
         if self._drop_all(verdicts.holders_of_recomputed(holders, self._bounds), may_return=True):
             return True
@@ -333,18 +343,21 @@ class GroupMembership:
             return True
         for member in (m for m in entering if m.role == "newcomer"):
             self._log_event(member, "ready", "has the training state")
-            self._state_order = None
+            self._joining.current = None
         self._new_epoch(group)
         return True
 
-    def _still_holds_mesh(self, member: Member) -> bool:
-        """Whether a member has, as far as is known, not given up the mesh that has ended."""
-        return member.frozen or member.report.up or member.report.epoch != self.epoch
+    def _commit(self) -> None:
+        """Commit the mesh under way once enough of its members know of it."""
+        if self.form is not None:
+            proposed = Configuration(epoch=self.epoch, members=tuple(sorted(self.form.peers)))
+            if self._quorum.commit(proposed, self._in_role("live")):
+                coordinator_state.write_committed(self._config, proposed)
+                self._send_status()
 
     def _unsuitable(self) -> list[verdicts.Verdict]:
         """Return members with another model or other operations than the majority, or that wait for a lost state."""
-        with_state = self._in_role("live", "late")
-        if not with_state:
+        if not (with_state := self._in_role("live", "late")):
             return [(member.rank, "no machine has the training state") for member in self._in_role("newcomer")]
         building = any(member.report.elements < 0 for member in self._in_role("live"))
         return self._mismatch.judge(with_state, self._now) or self._size.deviating(with_state, building)
@@ -361,29 +374,15 @@ class GroupMembership:
         self.epoch += 1
         gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
         self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
-        self._awaited = 0, 0.0
+        self._awaited.reset()
         for member in members:
             member.role = "live"
 
-    def _order_state(self) -> bool:
-        """Order the joining state to be handed to newcomers that are ready; return whether the order changed."""
-        ready = [member for member in self._in_role("newcomer") if member.report.ready]
-        live, order = self._in_role("live"), self._state_order
-        donates = order is not None and any(member.rank == order.donor for member in live)
-        if order is not None and donates and any(member.rank in order.peers for member in ready):
-            return False
-        if not ready or not live:
-            self._state_order = None
-            return order is not None
-        self._last_order += 1
-        peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
-        self._state_order = StateOrder(number=self._last_order, donor=live[0].rank, peers=peers)
-        return True
-
     def _send_status(self) -> None:
         """Send every member the group's status from its point of view."""
-        self._since_status, missing = 0.0, tuple(self.missing())
+        self._since_status, missing, holders = 0.0, tuple(self.missing()), self._in_role("live", "late")
         live = tuple(member.rank for member in self._in_role("live"))
+        held = self.started and self.form is None and not self._quorum.may_form([m for m in holders if not m.frozen])
         for member in list(self.members.values()):
             status = GroupStatus(
                 epoch=0 if self._resuming_until is not None else self.epoch,
@@ -392,8 +391,10 @@ class GroupMembership:
                 newcomer=member.role == "newcomer",
                 members=live,
                 missing=missing,
-                **coordinator_state.progress_of(self._in_role("live", "late"), self.orphaned),
-                joining=coordinator_state.seen_by(member, self._state_order, self.members),
+                **coordinator_state.progress_of(holders, self.orphaned),
+                joining=coordinator_state.seen_by(member, self._joining.current, self.members),
                 relay=self.relay,
+                committed=self._quorum.committed,
+                held=held,
             )
             member.send(status)

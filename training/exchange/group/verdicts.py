@@ -7,12 +7,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from training.exchange.base import Group
-from training.exchange.coordinator_protocol import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
+from training.exchange.coordinator_protocol import (
+    PROTOCOL_VERSION,
+    Configuration,
+    Hello,
+    MeshStart,
+    ProtocolError,
+    Report,
+)
 from training.exchange.group.coordinator_state import CoordinatorConfig, Member
+from training.records.events import WarningEvent
 
 _MAX_STRIKES, _MAX_UNEXPLAINED_ENDS = 3, 9
 _BREAKS = "its connections keep breaking"
 _MAX_MISSED = 2
+_STATE_PATIENCE = 4
+"""Times that an operation may take until it is given up, for a newcomer to take the state."""
 _MAX_NAMED_RANKS, _MAX_NAME = 12, 40
 """Ranks of a group, and characters of a name, that a verdict quotes: it is a single line."""
 Verdict = tuple[int, str]
@@ -36,14 +46,16 @@ def check_hello(hello: Hello, config: CoordinatorConfig, started: bool) -> None:
         raise ProtocolError(f"rank {hello.rank} joins later, and the run has not begun yet")
 
 
-def check_report(rank: int, report: Report, epoch: float = math.inf) -> None:
-    """Check one member's report against the newest epoch.
+def check_report(rank: int, report: Report, epoch: float = math.inf, committed: Configuration | None = None) -> None:
+    """Check one member's report against the newest epoch, and the newest configuration that counts.
 
     Raises:
         ProtocolError: it is inconsistent.
     """
     if report.kept > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
         raise ProtocolError("it contradicts itself")
+    if committed is not None and report.committed is not None and report.committed.epoch > committed.epoch:
+        raise ProtocolError("it speaks of a group that there has not been")
     if report.epoch > epoch:
         raise ProtocolError(f"it speaks of mesh {report.epoch}, which there has not been")
 
@@ -215,6 +227,48 @@ def too_far_behind(live: Sequence[Member], late: Sequence[Member]) -> list[Verdi
     most_results = max((member.report.full for member in live), default=0)
     back = [member for member in late if not member.frozen and member.waits]
     return [(m.rank, "the others went on without it") for m in back if m.report.full < most_results - _MAX_MISSED]
+
+
+class AwaitedOperation:
+    """Judges members that have not reached an operation the others wait for."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self._config = config
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is waited for."""
+        self.number, self._since = 0, 0.0
+
+    def judge(
+        self, present: Sequence[Member], joiners: Sequence[Member], now: float
+    ) -> tuple[list[Verdict], list[Member]]:
+        """Return the members to drop, and those that the others leave behind.
+
+        Args:
+            present: members of the mesh.
+            joiners: newcomers to which the joining state is being handed.
+        """
+        number, config = min(member.report.full for member in present) + 1, self._config
+        absent = [member for member in present if member.report.started < number]
+        building = any(member.report.elements < 0 for member in present)
+        if building or not (absent or joiners) or len(absent) == len(present):
+            self.reset()
+            return [], []
+        if self.number != number:
+            self.number, self._since = number, now
+        waited = now - self._since
+        if not absent:
+            late = joiners if waited >= _STATE_PATIENCE * config.give_up else ()
+            return [(m.rank, f"did not take the training state within {waited:.0f} s") for m in late], []
+        if waited >= config.give_up:
+            return [(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent], []
+        enough = len(present) - len(absent) >= max(1, math.ceil(config.quorum * len(present)))
+        return [], absent if enough and waited >= config.round_deadline else []
+
+    def warning(self, member: Member) -> WarningEvent:
+        """Return the event about a member that is left behind."""
+        return WarningEvent(message=f"{member.hello.name} is late; exchange {self.number} goes on without it")
 
 
 class Standstill:

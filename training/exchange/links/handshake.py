@@ -28,7 +28,8 @@ from training.exchange.links.dialling import keep_alive, unacknowledged
 from training.exchange.links.sealing import SECRET, Cipher, faster_cipher
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
-SENDS, RECEIVES = 0, 1
+SENDS, RECEIVES, ASKS = 0, 1, 2
+"""What the end that dials does; one that asks gets a line, see :attr:`Handshakes.answer_question`."""
 MAX_CHANNEL = 128
 POLL_SECONDS = 0.2
 _POLL_SECONDS = 0.05
@@ -161,6 +162,8 @@ class Handshakes:
         self._step_seconds = timeouts.handshake
         self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
+        self.answer_question: Callable[[int], bytes] = lambda term: b"{}\n"
+        """Returns what a member that asks is told, a line; called with the term that it names."""
 
     def answer(self, connection: socket.socket, address: str) -> tuple[Key, Arrival]:
         """Answer an incoming connection: learn its peer and purpose; close it if it does not belong to the run.
@@ -176,12 +179,15 @@ class Handshakes:
             magic, rank, to, direction, cipher, secret, length = _HELLO.unpack(
                 _exactly(connection, _HELLO.size, self._step_seconds)
             )
-            if magic not in _MAGIC.values() or to != self.identity.rank or direction > 1 or cipher >= len(_CIPHERS):
+            if magic not in _MAGIC.values() or to != self.identity.rank or direction > ASKS or cipher >= len(_CIPHERS):
                 raise ExchangeError("not a valid handshake")
             self._check(connection, rank)
             if length > MAX_CHANNEL:
                 raise ExchangeError("not a channel's name")
             channel = _exactly(connection, length, self._step_seconds).decode()
+            if direction == ASKS:
+                connection.sendall(self.answer_question(int(channel)))
+                raise EOFError("it has its answer")
             if magic != _MAGIC[self.identity.transport]:
                 connection.sendall(_OTHER_TRANSPORT)
                 raise ExchangeError("its transport is another one")
@@ -259,6 +265,12 @@ class Handshakes:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connection)
         return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.address)
+
+
+def question(identity: Identity, peer: int, term: int) -> bytes:
+    """Return what a member sends to ask another one."""
+    channel = str(term).encode()
+    return _HELLO.pack(_MAGIC[identity.transport], identity.rank, peer, ASKS, 0, bytes(SECRET), len(channel)) + channel
 
 
 def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:

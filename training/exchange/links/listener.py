@@ -136,6 +136,10 @@ class Listener:
             raise ExchangeTimeout(f"no connection with rank {peer}: {meeting.problem or 'it did not connect'}")
         return connection
 
+    def answer_questions(self, answer: Callable[[int], bytes]) -> None:
+        """Let members that ask be told what ``answer`` returns, a line."""
+        self._handshakes.answer_question = answer
+
     def wake(self) -> None:
         """Wake all waiting threads, so that they check whether their connection is still needed."""
         self.arrivals.wake()

@@ -23,10 +23,11 @@ from training.exchange.base import (
     Traffic,
 )
 from training.exchange.coordinator_protocol import GroupStatus, MeshStart, Report
-from training.exchange.group.coordinator_client import CoordinatorClient, JoinConfig, parse_endpoint
+from training.exchange.group.coordinator_client import CoordinatorClient
+from training.exchange.group.join_config import JoinConfig, parse_endpoint
 from training.exchange.halting import Halting
 from training.exchange.links.link import PeerLost
-from training.exchange.links.listener import Address, Identity, Listener
+from training.exchange.links.listener import Address, Listener
 from training.exchange.mean.handover import JoinStateServer, Newcomer, hand_over_missing, handover_limit
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
@@ -56,8 +57,7 @@ class MeshMember(Exchange):
         self._joining, self._meter = joining, Meter()
         self.traffic: Traffic = self._meter.traffic
         self._shards = dict(joining.shards or {})
-        identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
-        self._listener = Listener(joining.listen, identity)
+        self._listener = Listener(joining.listen, joining.identity)
         self._residuals, self._buffer_pool = MeanResiduals(), BufferPool()
         self._changed = threading.Condition()
         self._status = GroupStatus()
@@ -74,6 +74,7 @@ class MeshMember(Exchange):
         self._state_server, self.halting = JoinStateServer(self._listener), Halting(self._note)
         callbacks = self._current_report, self._on_status, self._end
         self._client = CoordinatorClient(joining, self._listener.address, *callbacks)
+        self._listener.answer_questions(self._client.succession.answer_question)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
         atexit.register(self.close)
@@ -365,10 +366,9 @@ class MeshMember(Exchange):
                 self._log.forget(number)
 
     def _relay(self) -> Address | None:
-        coordinator, relay = self._joining.endpoints
-        if relay:
-            return parse_endpoint(relay)
-        return (parse_endpoint(coordinator)[0], self._status.relay) if self._status.relay else None
+        coordinator, relay = self._client.succession.endpoints
+        relay_there = (parse_endpoint(coordinator)[0], self._status.relay) if self._status.relay else None
+        return parse_endpoint(relay) if relay else relay_there
 
     def _is_wanted(self, epoch: int) -> bool:
         status = self._status

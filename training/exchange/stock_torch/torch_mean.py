@@ -26,7 +26,7 @@ from training.exchange.base import (
     weighted_mean,
 )
 from training.exchange.codecs import CHUNK_ELEMENTS, SparseCodec
-from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.join_config import JoinConfig
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_member import MeshMember

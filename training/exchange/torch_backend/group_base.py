@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Store
 
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.group.coordinator_client import parse_endpoint
+from training.exchange.group.join_config import parse_endpoint
 from training.exchange.links.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.links.listener import Address, Listener
 from training.exchange.mean.mesh import Mesh

@@ -1,0 +1,33 @@
+"""``attach`` and ``stop`` on the machine of a member, which has no folder of the run."""
+
+from __future__ import annotations
+
+from app.cli.terminal import answer
+from app.console import say
+from app.progress import PlainProgress
+from distributed.run.carried import CarriedRun
+from profiles.errors import ExitCode
+
+
+def show_carried(run: CarriedRun, as_json: bool, stop_reason: str = "") -> ExitCode:
+    """Show line by line what a member of a run does on this machine, until it ends; return its exit code.
+
+    Args:
+        stop_reason: not empty: stop the run, on all machines.
+
+    Raises:
+        BadInput: it has just ended, or cannot be stopped here.
+    """
+    code, title = ExitCode.RUN_FAILED, f"{run.run_id}: member {run.rank}, which works on this machine"
+    progress: PlainProgress | None = None
+    for event in run.follow(stop_reason):
+        if isinstance(event, ExitCode):
+            code = event
+            continue
+        if progress is None:
+            progress = PlainProgress(title, begun=event.time)
+            progress.__enter__()
+        progress(event)
+    if stop_reason:
+        say("stopped on this machine; the others stop after the same step")
+    return answer(as_json, {"run_id": run.run_id, "member": int(run.rank), "exit_code": int(code)}, (), code)

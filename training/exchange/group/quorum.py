@@ -1,0 +1,139 @@
+"""Which members may go on as the run when others cannot be reached, so that never two groups do. Pure: no network.
+
+The rule is dynamic voting (Jajodia and Mutchler 1990, "Dynamic voting algorithms for maintaining the consistency of a
+replicated database"): those count who were in the last *configuration*, the members of a mesh.
+
+- A coordinator goes on with half of the members of the last committed configuration, its own vote breaking the tie.
+- Members that have lost it elect another one, of a later *term*, with more than half of them. Both cannot be.
+- A configuration is committed once as many of the last committed one have adopted it: from then on it alone counts.
+  Before that, a group needs the votes of both.
+
+A member adopts a configuration when it hears of it, follows no coordinator of an earlier term than it has followed, and
+tells every coordinator that it comes to what it has adopted. So any majority of a configuration knows all later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from training.exchange.coordinator_protocol import COUNT_BITS, RANK_BITS, Configuration, Report
+
+
+class Voter(Protocol):
+    """A member as it reports."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def report(self) -> Report: ...
+
+
+def term_of(epoch: int) -> int:
+    """Return the term of the coordinator that formed a mesh; 0: the one that the run was started with."""
+    return epoch >> COUNT_BITS
+
+
+def next_term(term: int, rank: int) -> int:
+    """Return a term after ``term`` in which nobody but ``rank`` carries a coordinator."""
+    return ((term >> RANK_BITS) + 1 << RANK_BITS) + rank
+
+
+def first_epoch(term: int) -> int:
+    """Return the number that those of a term's meshes come after."""
+    return term << COUNT_BITS
+
+
+def adopted(report: Report) -> Configuration | None:
+    """Return the newest configuration that a member has adopted; ``None``: it has no state."""
+    return Configuration(epoch=report.mesh, members=report.members) if report.mesh else None
+
+
+def has_votes(configuration: Configuration, ranks: Collection[int], breaks_tie: bool = False) -> bool:
+    """Whether ``ranks`` are more than half of a configuration; half of it, where ``breaks_tie``."""
+    votes, needed = 2 * len(set(ranks) & set(configuration.members)), len(configuration.members)
+    return votes > needed or (breaks_tie and votes == needed)
+
+
+def counting(group: Iterable[Voter]) -> list[Configuration]:
+    """Return the configurations of which a group needs the votes."""
+    configurations: dict[int, Configuration] = {}
+    newest_committed = 0
+    for report in (member.report for member in group):
+        if (mesh := adopted(report)) is not None:
+            configurations[mesh.epoch] = mesh
+        if report.committed is not None:
+            configurations[report.committed.epoch] = report.committed
+            newest_committed = max(newest_committed, report.committed.epoch)
+    return [configuration for epoch, configuration in configurations.items() if epoch >= newest_committed]
+
+
+def may_elect(group: Iterable[Voter]) -> bool:
+    """Whether these members may go on under a coordinator that they elect."""
+    holders = [member for member in group if member.report.mesh]
+    configurations, ranks = counting(holders), {member.rank for member in holders}
+    return bool(configurations) and all(has_votes(configuration, ranks) for configuration in configurations)
+
+
+class Quorum:
+    """A coordinator's side.
+
+    Args:
+        is_needed: ``False``: members never elect another coordinator, and any of them may go on.
+        committed: by this coordinator, before it was started again.
+    """
+
+    def __init__(self, is_needed: bool = True, committed: Configuration | None = None) -> None:
+        self._is_needed = is_needed
+        self.committed = committed if is_needed else None
+        """The newest configuration that this coordinator has committed, unless there was a later coordinator."""
+        self._electing: list[Configuration] = []
+        """The configurations whose votes this coordinator has without having committed one."""
+        self.left: set[int] = set()
+        """Members that have left."""
+        self.ended: set[int] = set()
+        """Members whose process is known to have ended."""
+
+    @property
+    def _departed(self) -> set[int]:
+        """Members that follow no other coordinator."""
+        return self.left | self.ended
+
+    def begin(self, members: Iterable[int]) -> Configuration | None:
+        """Begin a new run with these members; return their configuration if it is needed."""
+        if self._is_needed:
+            self.committed = Configuration(epoch=1, members=tuple(sorted(members)))
+        return self.committed
+
+    def may_form(self, group: Collection[Voter]) -> bool:
+        """Whether these members may be the next mesh; if not, all wait for others."""
+        if not self._is_needed:
+            return True
+        if self.committed is not None and _knows_all(self.committed, group):
+            return has_votes(self.committed, {*(m.rank for m in group), *self._departed}, breaks_tie=True)
+        self.committed, self._electing = None, counting(group)
+        return may_elect(group)
+
+    def commit(self, proposed: Configuration, group: Iterable[Voter]) -> bool:
+        """Commit a configuration if enough members have adopted it; return whether that is news."""
+        if not self._is_needed or (self.committed is not None and self.committed.epoch >= proposed.epoch):
+            return False
+        adopters = {member.rank for member in group if member.report.mesh == proposed.epoch}
+        if self.committed is not None:
+            is_enough = has_votes(self.committed, {*adopters, *self._departed}, breaks_tie=True)
+        else:
+            is_enough = bool(self._electing) and all(has_votes(earlier, adopters) for earlier in self._electing)
+        if is_enough:
+            self.committed = proposed
+            self.ended -= set(proposed.members)
+        return is_enough
+
+
+def _knows_all(committed: Configuration, group: Iterable[Voter]) -> bool:
+    """Whether no member has heard of a later coordinator than that which has committed a configuration."""
+    return all(
+        term_of(member.report.mesh) <= term_of(committed.epoch)
+        and (member.report.committed is None or member.report.committed.epoch <= committed.epoch)
+        for member in group
+    )
