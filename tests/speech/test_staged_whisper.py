@@ -46,6 +46,7 @@ def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
         ("pipeline", 2, True, True),
         ("pipeline", 3, False, True),
         ("shard", 2, False, False),
+        ("tensor", 2, True, False),
     ],
 )
 def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
