@@ -357,7 +357,8 @@ def test_only_a_run_that_trained_is_offered_to_resume(tmp_path: Path, name: str,
 
 
 def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:
-    plan = plan_local_run(load_profile("demo", {"dataset": str(tmp_path)}).profile, 1)
+    options = {"dataset": str(tmp_path), "warmup_steps": "10"}
+    plan = plan_local_run(load_profile("demo", options).profile, 1)
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").touch()
     lines = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 4}))
