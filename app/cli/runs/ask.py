@@ -14,13 +14,11 @@ import typer
 from app.cli.approval import approve_hosts
 from app.cli.arguments import OUTPUT, AnyRun, Json, LiveRun, Output, RunReference
 from app.cli.runs.attach import TAKEN_UP, show_run, stopping
-from app.cli.runs.carried import show_carried
 from app.cli.terminal import answer, somebody
 from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
-from distributed.run.carried import find_carried
 from distributed.run.requests import Action, leave_request, withdraw_request
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
@@ -140,9 +138,12 @@ def stop(
     try:
         path = find_run(output, run) if run else find_live_run(output)
     except BadInput:
-        if kill or (carried := find_carried(run)) is None:
+        from app.cli.runs.carried import show_carried  # loads SSH, which a run of this computer does not need
+
+        reason = f"stopped by the user of {socket.gethostname()}"
+        if kill or (code := show_carried(run, as_json, reason)) is None:
             raise
-        return show_carried(carried, as_json, f"stopped by the user of {socket.gethostname()}")
+        return code
     action: Action = "kill" if kill else "stop"
     distributed = (path / RUN_HOSTS).is_file()
     if not distributed:

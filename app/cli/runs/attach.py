@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from app.cli.arguments import OUTPUT, AnyRun, Ascii, Detach, Json, Output
-from app.cli.runs.carried import show_carried
 from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
@@ -25,7 +24,6 @@ from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.timeline import run_sentence
 from app.run_view.view import EndedRun
-from distributed.run.carried import find_carried
 from distributed.run.requests import Action, leave_request
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode
@@ -75,9 +73,11 @@ def attach(
     try:
         path = find_run(output, run)
     except BadInput:
-        if (carried := find_carried(run)) is None:
+        from app.cli.runs.carried import show_carried  # loads SSH, which a run of this computer does not need
+
+        if (code := show_carried(run, as_json)) is None:
             raise
-        return show_carried(carried, as_json)
+        return code
     if take_up(path):
         say(TAKEN_UP)
     if fits_here() and not plain and not as_json:

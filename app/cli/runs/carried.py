@@ -5,19 +5,25 @@ from __future__ import annotations
 from app.cli.terminal import answer
 from app.console import say
 from app.progress import PlainProgress
-from distributed.run.carried import CarriedRun
+from distributed.run.carried import find_carried
 from profiles.errors import ExitCode
 
 
-def show_carried(run: CarriedRun, as_json: bool, stop_reason: str = "") -> ExitCode:
-    """Show line by line what a member of a run does on this machine, until it ends; return its exit code.
+def show_carried(reference: str, as_json: bool, stop_reason: str = "") -> ExitCode | None:
+    """Show line by line what a member of a run does on this machine, until it ends.
 
     Args:
+        reference: the run's id, or its beginning or end; empty: the newest run.
         stop_reason: not empty: stop the run, on all machines.
+
+    Returns:
+        The exit code of the member; ``None``: no member of such a run works here.
 
     Raises:
         BadInput: it has just ended, or cannot be stopped here.
     """
+    if (run := find_carried(reference)) is None:
+        return None
     code, title = ExitCode.RUN_FAILED, f"{run.run_id}: member {run.rank}, which works on this machine"
     progress: PlainProgress | None = None
     for event in run.follow(stop_reason):
