@@ -108,6 +108,9 @@ def hosts(folder: Path) -> dict[str, float]:
         finally:
             wizard.close()
         print(f"{keys} keys; phases of the launch: {start_line(RunFolder.open(runs[0]).events())}")
+        # its supervisor would wait for machines that are gone
+        stop = [sys.executable, str(ROOT / "cli_typer.py"), "stop", str(runs[0]), "--kill"]
+        subprocess.run(stop, cwd=ROOT, check=False)
     return seconds
 
 

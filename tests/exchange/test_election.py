@@ -85,7 +85,7 @@ def test_two_of_three_go_on_and_a_member_that_was_cut_off_comes_back(tmp_path: P
         cut(members[0])
         assert mean_of(members[1:], "b") == [1.5] * 2
         assert [stand_in.coordinator is not None for stand_in in stand_ins] == [False, True, False]
-        group = stand_ins[1].coordinator.group  # type: ignore[union-attr]
+        group = stand_ins[1].coordinator.group
         until(lambda: group._quorum.committed is not None and group._quorum.committed.members == (1, 2))
         del running.members[0]
 

@@ -174,5 +174,5 @@ def made_alone(layout: Layout, seeded: threading.Barrier) -> Layout:
         with _ONE_BY_ONE:
             return build(*arguments)
 
-    layout.build = alone  # type: ignore[method-assign]
+    layout.build = alone
     return layout

@@ -51,22 +51,27 @@ def summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def copied(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return what all devices have as the input of what each computes in part; its gradients are summed."""
-    return cast(torch.Tensor, _Copied.apply(tensor, group))  # type: ignore[no-untyped-call]
+    return _applied(_Copied, tensor, group)
 
 
 def total_of(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return the sum of what the devices have computed in part; all get the whole gradient."""
-    return cast(torch.Tensor, _Summed.apply(tensor, group))  # type: ignore[no-untyped-call]
+    return _applied(_Summed, tensor, group)
 
 
 def gathered(tensor: torch.Tensor, division: DividedDimension) -> torch.Tensor:
     """Return the pieces that the devices have computed as one tensor; each gets the gradient of its piece."""
-    return cast(torch.Tensor, _Gathered.apply(tensor, division))  # type: ignore[no-untyped-call]
+    return _applied(_Gathered, tensor, division)
 
 
 def divided(tensor: torch.Tensor, division: DividedDimension) -> torch.Tensor:
     """Return this device's piece of what all devices have; the gradients of all pieces are gathered."""
-    return cast(torch.Tensor, _Divided.apply(tensor, division))  # type: ignore[no-untyped-call]
+    return _applied(_Divided, tensor, division)
+
+
+def _applied(function: Any, tensor: torch.Tensor, division: object) -> torch.Tensor:
+    """Call a function of autograd, whose ``apply`` torch does not annotate."""
+    return cast(torch.Tensor, function.apply(tensor, division))
 
 
 class _Copied(torch.autograd.Function):

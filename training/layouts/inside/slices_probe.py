@@ -86,7 +86,7 @@ def _different_gradients(whole: Any, world: World, device: torch.device) -> list
 
 def _gradients(model: nn.Module, slices: SlicedWeights | None = None) -> dict[str, torch.Tensor]:
     batch = {name: tensor.to(next(model.parameters()).device) for name, tensor in samples_for(model.config).items()}
-    loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+    loss_of(model, batch).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     if slices is not None:
         slices.sum_gradients(torch.zeros(1, dtype=torch.float64))
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
