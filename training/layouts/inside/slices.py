@@ -226,7 +226,7 @@ class _RowsOfEmbedding:
         self._division, self._rows = division, division.pieces[division.rank]
 
     def local(self, index: int | None) -> int | None:
-        """Return the number of a row among those of this device; ``None``: it has it not."""
+        """Return the number of a row among those of this device; ``None``: another device has it."""
         is_here = index is not None and self._rows.start <= index < self._rows.end
         return cast(int, index) - self._rows.start if is_here else None
 
