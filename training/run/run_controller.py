@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
@@ -82,7 +83,7 @@ class RunController:
         self._totals = RunTotals()
         self._norms = GradientNorms()
         self._stopping = Stopping(self.members, self._orders, self._progress)
-        self._logs: list[BinaryIO] = []
+        self._logs = ExitStack()
 
     # ------------------------------------------------------------------------------------------------------- start
 
@@ -145,8 +146,7 @@ class RunController:
         return [p for p in self.plan.processes if p.member.rank < self.plan.world_size and p.member.rank not in absent]
 
     def _log(self, name: str) -> BinaryIO:
-        self._logs.append(self.folder.log_path(name).open("ab"))
-        return self._logs[-1]
+        return self._logs.enter_context(self.folder.log_path(name).open("ab"))
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -199,8 +199,9 @@ class RunController:
         self._progress(event)
         self._engine.note_event(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
-            repeated = f"{event.details['step']}: {counted(self._totals.given_up, 'step is', 'steps are')} repeated"
-            self._record(WarningEvent(message=f"the newest snapshot that all machines have is of step {repeated}"))
+            newest = f"the newest snapshot that all machines have is of step {event.details['step']}"
+            steps = counted(self._totals.given_up, "step is", "steps are")
+            self._record(WarningEvent(message=f"{newest}: {steps} repeated"))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
             for warning in self._norms.warnings(source, event, self.members.name):
@@ -373,8 +374,7 @@ class RunController:
         self._stopping.over()
         self.members.kill()
         self._engine.stop()
-        while self._logs:
-            self._logs.pop().close()
+        self._logs.close()
 
     # ---------------------------------------------------------------------------------------------------------- end
 
