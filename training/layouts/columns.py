@@ -203,9 +203,9 @@ def states_of(
         weights = trainable(model)
         sizes = [each.numel() for each in weights]
         start = sum(sizes[: next(number for number, each in enumerate(weights) if each is weight)])
-        kept = [value for _, value in sorted(optimizer.state[weight].items()) if isinstance(value, torch.Tensor)]
+        moments = [value for _, value in sorted(optimizer.state[weight].items()) if isinstance(value, torch.Tensor)]
         vectors = [vector for _, vector in sorted(strategy.tensors().items()) if vector.shape == (sum(sizes),)]
-        return [weight.detach(), *kept, *(vector[start : start + weight.numel()] for vector in vectors)]
+        return [weight.detach(), *moments, *(vector[start : start + weight.numel()] for vector in vectors)]
 
     return states
 

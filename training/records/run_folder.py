@@ -212,8 +212,8 @@ class RunFolder:
 
     def plan_before(self) -> RunPlan:
         """Read the plan that the run had before a resume that never began to train, else :meth:`plan`."""
-        kept = self.path / _EARLIER_PLAN
-        return read_plan(kept) if self._metadata.earlier is not None and kept.is_file() else self.plan()
+        earlier = self.path / _EARLIER_PLAN
+        return read_plan(earlier) if self._metadata.earlier is not None and earlier.is_file() else self.plan()
 
     def record_added(self, members: tuple[MemberPlan, ...]) -> None:
         """Record the members that were added to the plan, for a supervisor that takes over.
@@ -294,9 +294,9 @@ class RunFolder:
             RunFailed: see :meth:`update_metadata`.
         """
         if self._metadata.earlier is not None:
-            if (kept := self.path / _EARLIER_PLAN).exists():
-                self._write("plan.json", kept.read_bytes())
-                kept.unlink()
+            if (earlier := self.path / _EARLIER_PLAN).exists():
+                self._write("plan.json", earlier.read_bytes())
+                earlier.unlink()
             self.update_metadata(**self._metadata.earlier.model_dump(), earlier=None)
 
     def finish(self, status: Status, metrics: Mapping[str, Any], error_message: str = "") -> None:

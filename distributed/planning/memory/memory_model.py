@@ -137,14 +137,14 @@ def need_of_slices(
     Args:
         batch: samples of a micro-batch; 0: those of the profile.
     """
-    kept = _UNDIVIDED_SHARE + (1 - _UNDIVIDED_SHARE) / devices
+    held = _UNDIVIDED_SHARE + (1 - _UNDIVIDED_SHARE) / devices
     if profile.model.gradient_checkpointing:
         inputs = _INPUT_SHARE / (_INPUT_SHARE + 1 / max(1, size.layers))
-        kept = inputs + (1 - inputs) * kept
+        held = inputs + (1 - inputs) * held
     share = replace(
         _divided(size, devices),
-        activations=size.outputs + int(kept * (size.activations - size.outputs)),
-        encoder_activations=int(kept * size.encoder_activations),
+        activations=size.outputs + int(held * (size.activations - size.outputs)),
+        encoder_activations=int(held * size.encoder_activations),
     )
     return need_of(profile, share, alone=True, batch=batch, on_gpu=on_gpu, bf16=bf16).total
 

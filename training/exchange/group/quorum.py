@@ -107,7 +107,10 @@ class Quorum:
         return self.committed
 
     def may_form(self, group: Collection[Voter]) -> bool:
-        """Whether these members may be the next mesh; if not, all wait for others."""
+        """Whether these members may be the next mesh; if not, all wait for others.
+
+        Where a member has heard of a later coordinator, what this one has committed does not count from then on.
+        """
         if not self._is_needed:
             return True
         if self.committed is not None and _knows_all(self.committed, group):

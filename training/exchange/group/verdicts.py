@@ -55,7 +55,7 @@ def check_report(rank: int, report: Report, epoch: float = math.inf, committed: 
     if report.kept > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
         raise ProtocolError("it contradicts itself")
     if committed is not None and report.committed is not None and report.committed.epoch > committed.epoch:
-        raise ProtocolError("it speaks of a group that there has not been")
+        raise ProtocolError("it reports a configuration that was never committed")
     if report.epoch > epoch:
         raise ProtocolError(f"it speaks of mesh {report.epoch}, which there has not been")
 
