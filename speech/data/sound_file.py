@@ -239,9 +239,11 @@ class SoundFile:
 
     def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
         """Return the samples of a frame without the encoder padding that FFmpeg leaves in MP4."""
+        samples = _floats(frame)
+        if self._format != "mov":
+            return samples
         remaining = self._start_delay + _seconds(self._stream.duration, self._stream.time_base) - time
-        end = round(remaining * frame.sample_rate) if self._format == "mov" and 0 < remaining < _SLACK else None
-        return _floats(frame)[:, :end]
+        return samples[:, : round(remaining * frame.sample_rate)] if 0 < remaining < _SLACK else samples
 
     def _silence_up_to(self, time: float, longest: float) -> Iterator[tuple[Samples, int]]:
         """Yield silence up to a frame that follows damage or a gap, so that times stay right."""
@@ -316,7 +318,7 @@ _TICK = Fraction(1, av.time_base)
 
 
 def _seconds(ticks: int | None, base: Fraction | None) -> float:
-    return float((ticks or 0) * (base or 0))
+    return ticks * base.numerator / base.denominator if ticks and base else 0.0
 
 
 def _open(path: Path) -> BinaryIO:
@@ -339,7 +341,7 @@ def _floats(frame: AudioFrame) -> Samples:
     if frame.format.is_packed:
         values = values.reshape(-1, frame.layout.nb_channels).T
     kind, scale = values.dtype.kind, np.float32(2.0 ** (8 * values.dtype.itemsize - 1))
-    samples: Samples = values.astype(np.float32)
+    samples: Samples = values.astype(np.float32, copy=False)
     if kind == "f":
         return samples
     samples -= scale if kind == "u" else np.float32(0.0)
