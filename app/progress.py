@@ -287,7 +287,9 @@ def change_line(before: RunState, after: RunState, event: Event) -> str:
     if isinstance(event, MemberEvent) and event.status == "left" and before.total_steps == after.step:
         return ""  # it has taken all steps: "done" follows
     entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))
-    return _line_of(entry, after) if entry else ""
+    if entry is None or (entry.kind == "machine" and entry.status == "started"):  # that it joined follows
+        return ""
+    return _line_of(entry, after)
 
 
 def _line_of(entry: TimelineEntry, state: RunState) -> str:

@@ -54,7 +54,7 @@ class TimelineEntry(NamedTuple):
     status: str = ""
     """Of the member, where the event has one."""
     why: str = ""
-    """Reason that was reported for that status; it is part of the text too."""
+    """Reason that was reported for that status; it is part of the text or the hint too."""
 
     @property
     def is_arrival(self) -> bool:
@@ -123,7 +123,8 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
         case MemberEvent():
             news = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
-            return entry(*news, step=step, status=event.status, why=event.message) if news else None
+            hint = event.message if event.status == "started" else ""  # the number of its process
+            return entry(*news, hint, step, event.status, event.message) if news else None
         case EvaluationEvent():
             return entry("evaluation", result_text(event), step=event.step)
         case SnapshotEvent():
@@ -185,4 +186,6 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
     if event.status in PRESENT_STATUSES and old_status in GONE:
         return "back", f"{name} is back"
     on_device = f" on {event.device}" if event.device else ""
-    return "machine", with_reason(f"{name} {event.status}{on_device}", event.message)
+    return "machine", with_reason(
+        f"{name} {event.status}{on_device}", "" if event.status == "started" else event.message
+    )

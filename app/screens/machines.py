@@ -243,8 +243,9 @@ class AccessScreen(StepScreen):
         return [*lines, *([muted(f"{row.place}  {system}".rstrip())] if row.place else [])]
 
     def summary(self, state: WizardState) -> str:
-        good = sum(row.status is ItemStatus.OK for row in state.access)
-        return f"{good} of {len(state.access)} accept the login"
+        included = [row for row in state.access if row.status is not ItemStatus.SKIPPED]
+        good = sum(row.status is ItemStatus.OK for row in included)
+        return f"{good} of {len(included)} accept the login"
 
     def hint(self, state: WizardState) -> Content:
         row = self._selected()

@@ -61,9 +61,13 @@ class Placement:
 
 
 def bring(
-    link: MachineLink, inputs: Inputs, tell: Tell = lambda line: None, is_abandoned: Callable[[], bool] = lambda: False
+    link: MachineLink,
+    inputs: Inputs,
+    tell: Tell = lambda line: None,
+    is_abandoned: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Send code and data to a machine; a large transfer is announced through ``tell``.
+    """Send code and data to a machine; ``tell`` hears how far a large transfer is, paced by ``clock``.
 
     Args:
         is_abandoned: polled during the transfer; true once the caller no longer waits for it.
@@ -72,15 +76,16 @@ def bring(
         SshError: the machine cannot receive them.
         BadInput: a file cannot be read, or the transfer was abandoned.
     """
-    is_announced = False
+    announced_at = float("-inf")
 
     def report_progress(done: int, total: int) -> None:
-        nonlocal is_announced
+        nonlocal announced_at
         if is_abandoned():
             raise OSError(None, "it took too long to receive them")
-        if total - done > _ANNOUNCED_BYTES and not is_announced:
-            is_announced = True
-            tell(f"{link.name}: receiving code, data and model, {bytes_text(total - done)}")
+        now = clock()
+        if total - done > _ANNOUNCED_BYTES and now - announced_at >= _PROGRESS_INTERVAL:
+            announced_at = now
+            tell(f"{link.name}: receiving code, data and model, {bytes_text(done)} of {bytes_text(total)}")
 
     link.put_agent()
     send_trees(link, inputs.trees.values(), report_progress)

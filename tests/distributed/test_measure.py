@@ -5,7 +5,7 @@ import itertools
 import json
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -286,34 +286,51 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: 
     assert early.told == late.told == [word]
 
 
+class ReceivingLink:
+    """A machine that has nothing yet; ``on_piece`` is called for every piece that arrives."""
+
+    name, root = "a", ""
+
+    def __init__(self, on_piece: Callable[[], object] = lambda: None) -> None:
+        self._on_piece = on_piece
+
+    def put_agent(self) -> None:
+        """It is there."""
+
+    def ask(self, request: MachineRequest, payload: Iterable[bytes] = (), **_: Any) -> Any:
+        if isinstance(request, ListMissing):
+            return {"trees": request.trees, "blobs": request.blobs, "begun": {}}
+        for _piece in payload:
+            self._on_piece()
+
+
+def folder_inputs(folder: Path) -> Any:
+    return SimpleNamespace(trees={"inputs/dataset": folder_tree(folder)})
+
+
 def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while data are on their way to a machine behind a slow link."""
     gate, began, file = StartBarrier(), threading.Event(), tmp_path / "data"
     file.write_bytes(bytes(1 << 20))
     monkeypatch.setattr(transfer, "PROGRESS_INTERVAL", 0.0)
-
-    class SlowLink:
-        name, root = "a", ""
-
-        def put_agent(self) -> None:
-            """It is there."""
-
-        def ask(self, request: MachineRequest, payload: Iterable[bytes] = (), **_: Any) -> Any:
-            if isinstance(request, ListMissing):
-                return {"trees": request.trees, "blobs": request.blobs, "begun": {}}
-            for _ in payload:
-                began.set()
-                until(gate.given_up.is_set)
-
-    inputs = SimpleNamespace(trees={"inputs/dataset": folder_tree(tmp_path)})
+    link: Any = ReceivingLink(lambda: (began.set(), until(gate.given_up.is_set)))
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(
-            machine_figures.bring, cast(Any, SlowLink()), cast(Any, inputs), is_abandoned=gate.given_up.is_set
-        )
+        sent = pool.submit(machine_figures.bring, link, folder_inputs(tmp_path), is_abandoned=gate.given_up.is_set)
         assert began.wait(60)
         gate.give_up()
         with pytest.raises(BadInput, match="took too long to receive"):
             sent.result(60)
+
+
+def test_a_long_transfer_says_every_few_seconds_how_much_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").write_bytes(bytes(16 << 18))  # 16 pieces of 2 s each
+    monkeypatch.setattr(transfer, "PROGRESS_INTERVAL", 0.0)
+    clock, lines = itertools.count(step=2.0), list[str]()
+    machine_figures.bring(cast(Any, ReceivingLink()), folder_inputs(tmp_path), lines.append, clock=clock.__next__)
+    amounts = ("262 kB", "1.0 MB", "1.8 MB", "2.6 MB")
+    assert lines == [f"a: receiving code, data and model, {amount} of 4.2 MB" for amount in amounts]
 
 
 def test_links_are_measured_where_nothing_is_brought_or_that_fails() -> None:

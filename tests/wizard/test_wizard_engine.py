@@ -183,9 +183,17 @@ def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
     wizard.do(do.go_on())
     until_state(wizard, lambda state: state.access[0].need is AccessNeed.TRUST)
     wizard.do(do.trust_key(ANNA.key, "SHA256:other"))
-    assert wizard.state.notice
+    assert wizard.state.notice == "that is not the host key that the machine shows"
     wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
     until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
+
+
+def test_a_key_is_not_called_another_one_while_its_machine_does_not_answer(make: Make) -> None:
+    wizard = with_machines(make, FakeServices(access={"anna": refused(ANNA)}), ANNA.key)
+    wizard.do(do.go_on())
+    until_state(wizard, lambda state: state.access[0].status is ItemStatus.FAILED)
+    wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
+    assert wizard.state.notice == "anna did not answer meanwhile: compare its key again when it does"
 
 
 def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:

@@ -208,6 +208,8 @@ def remove_machine(state: State, text: str) -> State:
 def trust_key(state: State, key: str, fingerprint: str) -> State:
     """Record that the user compared the fingerprint with the one shown on the machine, and trusts the key."""
     row = state.access_of(key)
+    if row is not None and row.status is ItemStatus.FAILED and not row.fingerprint:
+        return state.noting(f"{row.name} did not answer meanwhile: compare its key again when it does")
     if row is None or row.need is not AccessNeed.TRUST or row.fingerprint != fingerprint:
         return state.noting("that is not the host key that the machine shows")
     pair = (key, fingerprint)
