@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.run_view.member_state import MemberState
-from app.run_view.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, of_run, summed
+from app.run_view.run_series import SNAPSHOTS, SUMMED, Series, SeriesBucket, merged, of_member, of_run, summed
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.timeline import with_reason
 
+PER_ROUND = ("samples/s", "wait share")
+"""Series that are averaged over the steps between two synchronisations.
+
+With an interval between exchanges, members wait in one step of a round, each in another: the values of single steps
+would show either nothing or that wait alone, and rates would add up to more than the run's.
+"""
 _GAP = 8
 """Buckets without a step that count as work: uneven members do not take every step."""
 
@@ -69,30 +75,31 @@ def ribbons(state: RunState) -> list[Ribbon]:
     return [
         Ribbon(
             rank,
-            moving_average(of_member(state.curves, rank, "wait share"), _between_syncs(member)),
+            series_of_member(state, rank, "wait share"),
             tuple(away.get(rank, ())),
             tuple(arrivals.get(rank, ())),
             tuple(point.step for point in of_member(state.curves, rank, SNAPSHOTS).points()),
         )
-        for rank, member in state.members.items()
+        for rank in state.members
     ]
 
 
 def rate_of_run(state: RunState) -> Series:
-    """Return the samples/s of all machines, each averaged over the steps between two synchronisations.
-
-    With an interval between exchanges, the machines' long steps lie elsewhere: the rates of single steps would add up
-    to more than the run's.
-    """
-    return summed(
-        moving_average(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
-        for rank, member in state.members.items()
-    )
+    """Return the samples/s of all machines together."""
+    return series_of_run(state, "samples/s")
 
 
 def series_of_run(state: RunState, name: str) -> Series:
-    """Return a series over all members, with the samples/s of :func:`rate_of_run`."""
-    return rate_of_run(state) if name == "samples/s" else of_run(state.curves, name)
+    """Return a series over all members; those of :data:`PER_ROUND` with the members' averages of a round."""
+    if name not in PER_ROUND:
+        return of_run(state.curves, name)
+    return (summed if name in SUMMED else merged)(series_of_member(state, rank, name) for rank in state.members)
+
+
+def series_of_member(state: RunState, rank: int, name: str) -> Series:
+    """Return a member's series; those of :data:`PER_ROUND` averaged over the steps between two synchronisations."""
+    series = of_member(state.curves, rank, name)
+    return moving_average(series, _between_syncs(state.members[rank])) if name in PER_ROUND else series
 
 
 def _between_syncs(member: MemberState) -> int:

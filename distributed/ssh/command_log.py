@@ -1,15 +1,16 @@
-"""Log of the commands that this process has run on machines, for display."""
+"""Log of the commands that this process has run on machines, and of its log-ins there, for display."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _KEPT = 400
-_LONGEST_WORD, _LONGEST = 60, 300
+_LONGEST_WORD, _LONGEST, _LONGEST_OUTCOME = 60, 300, 200
 
 
 @dataclass
@@ -37,6 +38,34 @@ def note(machine: str, argv: Sequence[str]) -> CommandRecord:
     with _guard:
         _ran.append(ran)
     return ran
+
+
+@contextlib.contextmanager
+def noted(machine: str, argv: Sequence[str]) -> Iterator[None]:
+    """Record what the block does as ``argv`` would, with its outcome: ``ok``, or the error.
+
+    A failure that was recorded before, like that of a retry, has the new time instead of a second record.
+    """
+    record = note(machine, argv)
+    try:
+        yield
+    except Exception as error:
+        record.outcome = failure_text(error)
+        with _guard:
+            earlier = [one for one in _ran if one is not record and _is_same(one, record)]
+            for repeated in earlier:
+                _ran.remove(repeated)
+        raise
+    record.outcome = "ok"
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an error as the outcome of a command on a machine, whose name is shown beside it."""
+    return str(getattr(error, "problem", error))[:_LONGEST_OUTCOME]
+
+
+def _is_same(first: CommandRecord, second: CommandRecord) -> bool:
+    return (first.machine, first.command, first.outcome) == (second.machine, second.command, second.outcome)
 
 
 def commands_run() -> list[CommandRecord]:

@@ -117,6 +117,11 @@ class ResolvedHost:
         return f"{host}:{self.port}"
 
     @property
+    def ssh_command(self) -> list[str]:
+        """The command that logs in there from a shell, but for its jump hosts."""
+        return ["ssh", *(("-p", str(self.port)) if self.port != 22 else ()), f"{self.user}@{self.hostname}"]
+
+    @property
     def known_names(self) -> tuple[str, str]:
         """Names under which its key may be known; for ``[host]:port`` OpenSSH also accepts the key of ``host``."""
         host, alias = self.hostname, self.host_key_alias

@@ -28,7 +28,7 @@ import paramiko
 
 from distributed.ssh.auth import Login
 from distributed.ssh.channel import open_session, ordered
-from distributed.ssh.command_log import note
+from distributed.ssh.command_log import note, noted
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
     CommandTimeout,
@@ -173,14 +173,15 @@ class SshConnection:
     @classmethod
     def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
         deadline = Deadline(max(options.timeout, host.connect_timeout))
-        wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
-        transport, last_words = open_transport(host, wire, options.trust, deadline)
-        try:
-            timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
-            method = Login(host, transport, last_words, timeout).run(options.password)
-        except BaseException:
-            transport.close()
-            raise
+        with noted(host.machine, host.ssh_command):
+            wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
+            transport, last_words = open_transport(host, wire, options.trust, deadline)
+            try:
+                timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
+                method = Login(host, transport, last_words, timeout).run(options.password)
+            except BaseException:
+                transport.close()
+                raise
         wire.logged_in()
         return cls(host, method, wire, transport, gateway, options)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distributed.ssh.command_log import CommandRecord
+from distributed.ssh.command_log import CommandRecord, failure_text
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
@@ -207,7 +207,7 @@ class Process(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.ran is not None and not self.ran.outcome:
-            self.ran.outcome = str(error)[:200] if error else "ended"
+            self.ran.outcome = failure_text(error) if error else "ended"
         self.close()
 
 

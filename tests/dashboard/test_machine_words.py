@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from run_folders import started, steps
 
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import newest_text
 from app.dashboard.tabs.machines import who_is_slow
+from app.dashboard.tabs.network import sums
+from app.run_view.ribbon import series_of_member
 from app.run_view.run_state import reduce_events
+from tests.app.app_events import sync
 
 
 def test_the_slowest_machine_is_told_with_its_share() -> None:
@@ -17,3 +22,19 @@ def test_the_slowest_machine_is_told_with_its_share() -> None:
     others = steps(1, 9, ranks=[1, 2], samples=12, compute=0.5, wait=0.25)
     words = who_is_slow(Picture(Path("run"), reduce_events([*started(), *share, *others]))).plain
     assert "holds the others up: its 24 of 48 samples take 750 ms a step, theirs 500 ms" in words
+
+
+def test_the_share_of_waiting_is_one_figure_on_all_tabs() -> None:
+    """Machines that merge every ten steps wait in one of ten, for 2 of its 3 seconds: in a sixth of their time."""
+    events = started(2)
+    for step in range(1, 42):
+        merges = step % 10 == 0
+        fields = {"compute": 1.0, "wait": 2.0 * merges, "bytes_sent": 9 * merges}
+        events += steps(step, step, ranks=[0, 1], **fields)
+        events += [sync(step // 10, member=rank) for rank in (0, 1) if merges]
+    picture = Picture(Path("run"), reduce_events(events))
+    assert who_is_slow(picture).plain == "no machine holds the others up; 17 % of the time is waiting"
+    assert "17 % of the time is waiting" in next(iter(sums(picture))).plain
+    assert newest_text(picture, "wait share") == "17 %"
+    inner = [point.mean for point in series_of_member(picture.state, 0, "wait share").points()[10:-10]]
+    assert inner == pytest.approx([1 / 6] * len(inner))

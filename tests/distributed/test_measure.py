@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from planner_figures import measured_pair as pair
 
 from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed_lines
+from app.wizard.state.assessment import path_of
 from distributed.agent.requests import ListMissing, MachineRequest
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
@@ -284,6 +285,23 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: 
         assert measure.measure_ready([], profile, MeasureOptions(), stages).speeds == [SPEED]
     assert told == ["brought", "links"]
     assert early.told == late.told == [word]
+
+
+@pytest.mark.parametrize(
+    ("interface", "interface_back", "medium"),
+    [
+        ("bridge0", "bridge0", "thunderbolt"),
+        ("thunderbolt0", "bridge0", "thunderbolt"),  # a Linux PC and a Mac
+        ("en0", "eth0", "ethernet"),
+        ("bridge0", "eth0", "ethernet"),
+    ],
+)
+def test_a_thunderbolt_cable_is_recognised_and_told(interface: str, interface_back: str, medium: str) -> None:
+    paths = (("169.254.7.2", interface, interface_back, 18_000.0), ("10.0.0.2", "en0", "eth0", 940.0))
+    measured = pair(mbit=18_000, paths=paths, address="169.254.7.2", interface=interface, interface_back=interface_back)
+    assert measured.link.medium == medium
+    words = f"{interface} to {interface_back} (169.254.7.2), the fastest of 2 paths"
+    assert path_of(measured) == (f"Thunderbolt, {words}" if medium == "thunderbolt" else words)
 
 
 class ReceivingLink:

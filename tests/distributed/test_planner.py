@@ -319,6 +319,16 @@ def test_nccl_takes_cuda_devices_only() -> None:
     assert {c.choice.engine for c in plan(cluster([8, 8]), job()).ranking} == {"mesh"}
 
 
+@pytest.mark.parametrize("engine", ["auto", "mesh"])
+def test_a_mac_and_a_pc_with_cuda_train_together_each_its_share(engine: str) -> None:
+    mac = machine("mac", 4, device="mps", system="darwin")
+    pc = machine("pc", 8, device="cuda", system="linux")
+    best = best_of(plan(joined((mac, pc), 10_000), job(engine=engine)))
+    assert best.choice.engine == "mesh"  # NCCL needs CUDA everywhere
+    assert {member.name: member.micro_batch for member in best.members} == {"mac": 5, "pc": 11}
+    assert 1.2 < best.useful_speed_up <= 1.5  # of 12 samples/s, the PC alone takes 8
+
+
 @pytest.mark.parametrize("preference", ["closest-to-exact", "least-traffic"])
 def test_preferences(preference: str) -> None:
     from_scratch = job(20_000_000, samples=320_000, start="scratch")

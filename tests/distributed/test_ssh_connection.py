@@ -18,6 +18,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from distributed.ssh.command_log import commands_run
 from distributed.ssh.connection import PUT, SshConnection, SshTarget
 from distributed.ssh.errors import (
     CommandTimeout,
@@ -28,6 +29,7 @@ from distributed.ssh.errors import (
     NoKeyAccepted,
     NoShell,
     NotSsh,
+    PortClosed,
     RemoteFileError,
     SshError,
     Stage,
@@ -394,6 +396,18 @@ def test_a_family_without_an_address_is_an_unknown_name(lab: LightLab, tmp_path:
 
 def test_any_key_is_taken_on_loopback_where_the_configuration_says_so(lab: LightLab, tmp_path: Path) -> None:
     SshConnection.connect(strange(lab, tmp_path, "NoHostAuthenticationForLocalhost yes")).close()
+
+
+def test_log_ins_are_in_the_log_of_commands_and_a_repeated_failure_is_there_once(lab: LightLab) -> None:
+    started_at = time.time()
+    for _ in range(2):
+        with pytest.raises(PortClosed) as caught:
+            SshConnection.connect(lab.target("off"))
+    SshConnection.connect(lab.target("b")).close()
+    records = {(one.machine, one.command, one.outcome) for one in commands_run() if one.at >= started_at}
+    off, b = (f"ssh -p {lab[name].port} {lab[name].user}@127.0.0.1" for name in ("off", "b"))
+    assert records == {("off", off, caught.value.problem), ("b", b, "ok"), ("b", "uname -sm", "ok")}
+    assert [one.machine for one in commands_run() if one.at >= started_at].count("off") == 1
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -9,15 +10,20 @@ import pytest
 
 from app.wizard.engine import Wizard
 from app.wizard.services.machines import hosts_of, row_of, this_computer
+from app.wizard.services.outside import Outside
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import AccessNeed, ItemStatus
+from app.wizard.state.records import AccessNeed, ItemStatus, JobAnswers
 from app.wizard.state.state import Step
-from distributed.hosts.file import Machine
+from distributed.hosts.file import Hosts, Machine
+from distributed.measuring.measure import MeasurementResult, MeasureOptions
+from distributed.preparation.preflight import Ready
+from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
+from profiles.schema import Profile
 from tests.waiting import until_state
-from tests.wizard.fake_services import BERT, FakeServices
+from tests.wizard.fake_services import ANNA, BERT, FakeServices
 from tests.wizard.ssh_failures import InSight
 
 
@@ -31,6 +37,29 @@ def test_only_its_machines_are_picked() -> None:
 def test_they_take_the_place_of_a_profiles_machines(tmp_path: Path) -> None:
     with closing(Services(tmp_path / "config.ini", hosts=Path("ada@studio,mini"))) as services:
         assert [row.name for row in services.saved_machines("demo")] == ["studio", "mini"]
+
+
+class MeasuringOutside(Outside):
+    """Measures nothing, and keeps how old figures of links might have been."""
+
+    def __init__(self) -> None:
+        self.accepted_ages: list[float] = []
+
+    def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
+        return []
+
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
+        self.accepted_ages.append(options.max_age)
+        return MeasurementResult([])
+
+
+def test_links_that_are_measured_again_are_measured_anew() -> None:
+    outside, job = MeasuringOutside(), JobAnswers("demo-scratch")
+    with closing(Services(outside=outside)) as services:
+        for rows in ([ANNA], [ANNA, BERT], [ANNA, BERT], [ANNA, BERT]):
+            services.measure_links(rows, job, lambda line: None)
+    day = MeasureOptions().max_age
+    assert outside.accepted_ages == [day, day, 0.0, 0.0]
 
 
 def test_a_python_of_this_computer_that_a_hosts_file_names_is_approved_at_access(tmp_path: Path) -> None:

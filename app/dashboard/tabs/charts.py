@@ -18,10 +18,11 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.chart_values import LABEL_CELLS, value_text
 from app.dashboard.tabs.pane import Pane
 from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
+from app.run_view.headline import waiting_share
 from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
-from app.run_view.ribbon import rate_of_run, series_of_run
-from app.run_view.run_series import SNAPSHOTS, Point, Series, newest, of_member, series_names, smoothed
+from app.run_view.ribbon import rate_of_run, series_of_member, series_of_run
+from app.run_view.run_series import SNAPSHOTS, Point, Series, newest, series_names, smoothed
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.tables.evaluations import evaluated_series, old_step
 from app.run_view.timeline import chronological
@@ -29,6 +30,7 @@ from app.shell.keys import WIDE, Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
+from profiles.quantities import share_text
 
 _LEAST_ROWS = 4
 """Fewest rows of a curve, before machines are drawn under it."""
@@ -252,6 +254,8 @@ def newest_text(picture: Picture, name: str, with_step: bool = True) -> str:
     state = picture.state
     if name == "loss":
         return metric_text(name, state.loss)
+    if name == "wait share":  # as Machines and Network say it
+        return "-" if (waiting := waiting_share(state)) is None else share_text(waiting)
     value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
     if value is None:
         return "-"
@@ -272,7 +276,7 @@ def member_curves(name: str, picture: Picture, strength: float) -> tuple[list[Cu
     """Return a curve for each machine that has a series, and the legend."""
     ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
     curves = [
-        curve_of(of_member(picture.state.curves, rank, name), COLOURS[index % len(COLOURS)], strength, index)
+        curve_of(series_of_member(picture.state, rank, name), COLOURS[index % len(COLOURS)], strength, index)
         for index, rank in enumerate(ranks)
     ]
     return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]

@@ -12,7 +12,8 @@ from app.dashboard.braille import Curve
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import LEAST_CHART, Chart, ChartData, unit_of
 from app.dashboard.tabs.pane import Words, state_of
-from app.run_view.run_series import of_member, smoothed
+from app.run_view.ribbon import series_of_member
+from app.run_view.run_series import smoothed
 from app.shell.text import literal, muted
 from profiles.quantities import bytes_text
 
@@ -89,7 +90,7 @@ def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], wi
 
 def _chart_data(rank: int, picture: Picture, name: str) -> ChartData | None:
     """Return the chart of one series of a machine; ``None`` where it has no values."""
-    series = of_member(picture.state.curves, rank, name)
+    series = series_of_member(picture.state, rank, name)
     points = series.points()
     if not points:
         return None

@@ -91,6 +91,8 @@ class Services:
         self._output = output
         self._health: dict[str, Health] = {}
         self._trusted: tuple[str, ...] = ()
+        self._measured_hosts: hosts_file.Hosts | None = None
+        """Machines whose links were measured last."""
 
     @property
     def outside(self) -> Outside:
@@ -177,17 +179,20 @@ class Services:
             raise MachinesNotReady(problems[0].message, problems[0].hint)
 
     def measure_links(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
-        """Measure every pair of machines, or return recent measurements."""
-        profile = self._profile(job)
+        """Measure every pair of machines, or return recent measurements; asked once more, measure them again."""
+        profile, hosts = self._profile(job), machines.hosts_of(rows)
         options = prepare.PrepareOptions(tell, machines.trust_in(self._trusted), repair=False)
-        ready = self.outside.prepare(machines.hosts_of(rows), profile.model.task, options)
+        measuring = measure.MeasureOptions(links=True, machines=False, tell=tell)
+        if hosts == self._measured_hosts:
+            measuring = replace(measuring, max_age=0.0)
+        ready = self.outside.prepare(hosts, profile.model.task, options)
         try:
-            return self.outside.measure(
-                ready, profile, measure.MeasureOptions(links=True, machines=False, tell=tell)
-            ).pairs
+            pairs = self.outside.measure(ready, profile, measuring).pairs
         finally:
             for link, _ in ready:
                 link.close()
+        self._measured_hosts = hosts
+        return pairs
 
     # ------------------------------------------------------------------------------------------------------------ job
 

@@ -124,8 +124,9 @@ def path_of(pair: PairFigures) -> str:
     figures = pair.figures
     if figures is None:
         return ""
+    medium = "Thunderbolt, " if pair.link.medium == "thunderbolt" else ""
     alternatives = f", the fastest of {len(figures.paths)} paths" if len(figures.paths) > 1 else ""
-    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){alternatives}"
+    return f"{medium}{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){alternatives}"
 
 
 def warnings_of(pair: PairFigures) -> list[str]:
