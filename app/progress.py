@@ -107,7 +107,8 @@ class ProgressPanel:
         yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
         yield self._status_line()
         yield _members(state, narrow=options.max_width < 100)
-        for split, results in state.evaluations.items():
+        evaluations = state.evaluations if state.status != "completed" else {}  # they are in the result below it
+        for split, results in evaluations.items():
             yield Text(visible(evaluation_headline(results, split)), style="cyan")
         for remark in remarks_on(state):
             yield Text(visible(remark), style="yellow")

@@ -57,10 +57,15 @@ def rate_text(state: RunState) -> str:
     return f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
 
 
+_BRIEF = 0.05
+"""Seconds below which a phase of the start tells a person nothing."""
+
+
 def start_line(events: Iterable[Event]) -> str:
     """Return the durations of the newest start's phases in the order of their ends; empty where none was measured.
 
-    A phase of several machines lasts as long as on the slowest one. Phases overlap, so they do not add up.
+    Phases shorter than :data:`_BRIEF` are left out. A phase of several machines lasts as long as on the slowest one.
+    Phases overlap, so they do not add up.
     """
     newest: dict[tuple[str, int | None], TimingEvent] = {}
     has_ended = False
@@ -74,7 +79,8 @@ def start_line(events: Iterable[Event]) -> str:
     seconds: dict[str, float] = {}
     for (phase, _), timing in sorted(newest.items(), key=lambda item: item[1].time):
         seconds[phase] = max(timing.seconds, seconds.get(phase, 0.0))
-    return ", ".join(f"{phase.removeprefix('worker: ')} {time_text(value)}" for phase, value in seconds.items())
+    telling = {phase.removeprefix("worker: "): value for phase, value in seconds.items() if value >= _BRIEF}
+    return ", ".join(f"{phase} {time_text(value)}" for phase, value in telling.items())
 
 
 _OF_STATE = (

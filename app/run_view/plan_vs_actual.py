@@ -30,6 +30,8 @@ MET_FROM = 0.95
 """Share of the predicted speed from which a plan counts as met."""
 _MIN_EXPLAINED = 0.2
 """Share of the shortfall that a reason must explain to be reported."""
+_HARDLY = 0.01
+"""Share of a measured wait below which its prediction is no figure to write."""
 
 
 @dataclass(frozen=True)
@@ -325,10 +327,12 @@ def _slower(state: RunState, comparison: PredictionComparison) -> Iterator[tuple
         words = f"{name} computed {measured} a step, {predicted} were predicted"
         yield excess / wall, words
     excess = comparison.measured_wait - comparison.predicted_wait
-    measured, predicted = time_text(comparison.measured_wait), time_text(comparison.predicted_wait)
-    words = f"exchanges held all machines up for {measured} a step, {predicted} "
+    measured = time_text(comparison.measured_wait)
+    is_predicted = comparison.predicted_wait > _HARDLY * comparison.measured_wait
+    predicted = f"{time_text(comparison.predicted_wait)} were predicted" if is_predicted else "hardly any predicted"
+    words = f"exchanges held all machines up for {measured} a step, {predicted}"
     relayed = [(rank, peer) for rank, peer, *routes in pairs(state.members)
                if any(route is not None and route.how == "relayed" for route in routes)]  # fmt: skip
     names = [" - ".join(state.members[rank].label for rank in pair) for pair in relayed[:2]]
     through = f" ({', '.join(names)} through the relay)" if names else ""
-    yield excess / wall, f"{words}were predicted{through}"
+    yield excess / wall, f"{words}{through}"

@@ -32,7 +32,7 @@ CHECKS = {
     "disk": "free space",
     "clock": "its clock, compared with this computer's",
     "folder": "a folder that macOS does not protect",
-    "device": "a product of two matrices on every device",
+    "device": "whether every device multiplies two matrices correctly",
     "driver": "the NVIDIA driver, and whether torch can use it",
     "gpu memory": "free memory of the NVIDIA GPU",
     "arch": "a Python built for this processor",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf, ctranslate2, gguf, onnx or coreml.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf, ctranslate2, gguf, onnx or coreml.")] = "",
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Model folder, run id or profile; default: the newest run's.")
     ] = "",

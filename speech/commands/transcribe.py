@@ -74,9 +74,10 @@ def transcribe(
         options["prefer_timestamps"] = bool({*chosen} - {"txt"})
         answers = []
         for number, name in enumerate(models):
-            say(f"listening with {visible(name)}")  # loading takes seconds, and it tells which run a profile means
             if compare and not as_json:
                 show_line(f"{('before', 'after')[number]}: {visible(name)}")
+            else:
+                say(f"listening with {visible(name)}")  # loading takes seconds, and it tells which run a profile means
             answers.append(_tell(_heard(name, recordings, device, **options), chosen, folder, as_json))
         documents = [{"model": name, "transcripts": heard} for name, heard in zip(models, answers, strict=True)]
         base = {"base": documents[0]} if compare else {}

@@ -384,12 +384,13 @@ def _check_duplicates(clips: Sequence[Clip], column: str, faults: Faults) -> Non
 
 def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
     """Raise all errors of a table's lines."""
-    repair = repair_hint(table.faults.file)
+    repair, searched = repair_hint(table.faults.file), f", {SEARCHED}"
     for clip in clips:
         with table.faults:
             if not clip.text and not says_silence(clip.columns):
                 raise BadInput(f"{clip.location}, column {table.text}: empty", repair)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
-                problem = f"{clip.location}, column {table.audio}: {clip.audio.path} is not there, {SEARCHED}"
+                problem = f"{clip.location}, column {table.audio}: {clip.audio.path} is not there{searched}"
+                searched = ""  # the first one says it for all
                 raise BadInput(problem, repair)
     table.faults.raise_any()

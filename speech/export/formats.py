@@ -99,6 +99,8 @@ def find_format(name: str, quantize: str) -> Format:
     Raises:
         BadInput: there is none, it has no such precision, or its converter is not installed.
     """
+    if not name:
+        raise BadInput("no format was named", f"name one with --to: {', '.join(FORMATS)}")
     if name not in FORMATS:
         raise BadInput(f"--to {name}: no such format", f"choose among: {', '.join(FORMATS)}")
     export_format = FORMATS[name]

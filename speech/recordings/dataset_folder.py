@@ -29,6 +29,8 @@ _OTHER_FOLDER_HINT = "choose another folder with --out"
 FORMS = {"flac": ("flac", "FLAC", "PCM_16"), "opus": ("opus", "OGG", "OPUS"), "wav": ("wav", "WAV", "PCM_16")}
 """File ending, container and encoding by the value of the option."""
 LEFT_OUT = "left_out.csv"
+_IN_THE_REASON = ("no such file", "no transcript")
+"""Details of an exclusion that its reason says already."""
 _COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "language")
 _LEFT_OUT_COLUMNS = ("id", "reason", "detail", "where", "source", "text")
 
@@ -211,7 +213,8 @@ def write_result(
     reasons = Counter(exclusion.reason.value for _, exclusion in left_out)
     examples: dict[str, str] = {}
     for recording, exclusion in left_out:
-        examples.setdefault(exclusion.reason.value, f"{recording.id}: {exclusion.detail}")
+        detail = "" if exclusion.detail in _IN_THE_REASON else f": {exclusion.detail}"
+        examples.setdefault(exclusion.reason.value, f"{recording.id}{detail}")
     if not accepted:
         reason, count = reasons.most_common(1)[0]
         message = f"none of {counted(len(left_out), 'recording')} is left; {count}: {reason} ({examples[reason]})"

@@ -115,15 +115,18 @@ def difference_lines(difference: WerDifference) -> list[str]:
         else "under 0.001"
     )
     method = f"{difference.drawn} {difference.units} resampled, p {p}"
+    points = f"{abs(difference.difference) * 100:.1f} points {'fewer' if difference.difference < 0 else 'more'}"
     if difference.shown:
-        better = "fewer" if difference.difference < 0 else "more"
-        conclusion = f"{abs(difference.difference) * 100:.1f} points {better}"
-    elif difference.low > 0 or difference.high < 0:
-        better = "fewer" if difference.difference < 0 else "more"
-        few = f"{counted(difference.recordings, 'recording')} are too few to be sure"
-        conclusion = f"{abs(difference.difference) * 100:.1f} points {better}, but {few}"
+        conclusion = points
     else:
-        conclusion = f"no difference that {counted(difference.recordings, 'recording')} can show"
+        recordings = counted(difference.recordings, "recording")
+        if not difference.difference:
+            conclusion = f"no difference in {recordings}"
+        elif difference.low > 0 or difference.high < 0:
+            conclusion = f"{points}, but {recordings} are too few to be sure"
+        else:
+            conclusion = f"{points}, which may be chance in {recordings}"
+        method = method if difference.units != "recordings" else f"p {p}"  # their number is in the conclusion
     sentence = (
         f"{conclusion} ({interval}; {method})" if difference.recordings > 1 else "1 recording is too few to compare"
     )

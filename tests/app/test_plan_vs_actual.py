@@ -149,6 +149,16 @@ def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
                         "(pc - air through the relay)"  # fmt: skip
 
 
+def test_a_wait_that_is_no_figure_is_not_written_as_one() -> None:
+    """A plan in which exchanges pass beside the steps predicts a microsecond of waiting."""
+    events = [step(n, member=rank, wait=1.25) for n in range(1, 21) for rank in (0, 1)]
+    names = [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
+    comparison = compare(prediction().candidate, [*names, *events])
+    assert comparison is not None
+    reason, *_ = kept(ran(wait=1.25), comparison.model_copy(update={"predicted_wait": 1e-6})).reasons
+    assert reason == "exchanges held all machines up for 1.25 s a step, hardly any predicted"
+
+
 def test_a_slow_start_is_why() -> None:
     assert kept(ran(first={"compute": 9.0, "wait": 1.0})).reasons == ("the first step took 10 s, a later one 1 s",)
 

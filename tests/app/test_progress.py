@@ -62,6 +62,12 @@ def test_step_lines_come_every_ten_seconds(plain: Plain) -> None:
     assert sum(map(len, steps)) == 6
 
 
+def test_the_result_is_left_to_the_lines_under_the_panel() -> None:
+    evaluated = [*RUNNING, evaluation(0, 0.98), evaluation(14, 0.05)]
+    assert "WER on validation" in picture(evaluated)
+    assert "WER on validation" not in picture([*evaluated, RunEvent(status="completed", time=99.0)])
+
+
 def test_a_step_line_says_where_the_run_is(plain: Plain) -> None:
     plain.feed(RunEvent(time=0, status="running", total_steps=100), step(1), step(2))
     plain.now = 10.0

@@ -9,6 +9,7 @@ from training.records.events import RunEvent, TimingEvent
 
 def test_the_slowest_machine_stands_for_a_part() -> None:
     events = [
+        TimingEvent(time=0.5, part="command: program", seconds=1.5e-5),  # too brief to tell anything
         TimingEvent(time=1.0, part="command", seconds=0.5),
         TimingEvent(time=4.0, part="imports", seconds=3.0, member=0),
         TimingEvent(time=6.0, part="imports", seconds=5.0, member=1),

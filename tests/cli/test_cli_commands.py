@@ -106,10 +106,13 @@ def test_what_stands_before_a_command_of_a_group_may_have_the_name_of_another(ru
 def test_the_list_of_runs_has_a_line_a_run(
     columns: str, named: bool, run_id: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    after = {"test": {"wer": 0.03}, "validation": {"wer": 0.09}}
+    RunFolder.open(find_run(Path("output"), run_id)).update_metadata(metrics={"after": after})
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["runs", "list"]) == 0
     head, run = capsys.readouterr().out.splitlines()
     assert run.startswith(f"{run_id}  ") and ("workers" in head) == named
+    assert run.rstrip().endswith("WER test 3.0 %, WER validation 9.0 %" if named else "WER test 3.0 %")
 
 
 def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:

@@ -44,7 +44,7 @@ def test_two_files(tmp_path: Path, capsys: Capture) -> None:
 def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None:
     first, second = (["open store", "open door"][:: 1 - 2 * turn] for turn in (0, 1))
     main(["compare", str(written(tmp_path / "a.csv", first)), str(written(tmp_path / "b.csv", second))])
-    assert "no difference that 2 recordings can show" in capsys.readouterr().out
+    assert "no difference in 2 recordings (95 % interval -50.0 to +50.0 points; p 1.00)" in capsys.readouterr().out
 
 
 def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
@@ -52,6 +52,14 @@ def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
     assert difference_lines(found)[0].startswith(
         "WER   43.1 % -> 19.6 %: 23.5 points fewer, but 6 recordings are too few to be sure (95 % interval -45.1"
     )
+
+
+def test_a_difference_that_may_be_chance_is_told_as_one() -> None:
+    found = WerDifference(3, 0, "recordings", 3, 0.312, 0.062, -0.6, 0.0, 0.5, 0.97)
+    assert difference_lines(found) == [
+        "WER   31.2 % -> 6.2 %: 25.0 points fewer, which may be chance in 3 recordings "
+        "(95 % interval -60.0 to +0.0 points; p 0.50)"
+    ]
 
 
 def test_one_recording_is_not_compared() -> None:
@@ -79,6 +87,7 @@ def test_start_and_end_of_a_run(capsys: Capture) -> None:
     written(run / FOLDER / BEFORE, ["open store"] * 12)
     written(run / FOLDER / NAME, ["open door"] * 12)
     assert main(["compare", "p"]) == 0
+    assert main(["compare"]) == 0  # the newest run
     assert "50.0 % -> 0.0 %: 50.0 points fewer" in capsys.readouterr().out
     assert main(["runs", "show", "p"]) == 0
     assert "  bob  50.0 % -> 0.0 % of 12 words in 6 recordings" in capsys.readouterr().out

@@ -64,5 +64,7 @@ def test_a_run_whose_settings_nobody_knows_is_exported(model: Path, capsys: Capt
 
 
 def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(capsys: Capture) -> None:
+    assert main(["export", "nothing"]) == 2
+    assert "name one with --to: hf, ctranslate2, gguf, onnx, coreml" in capsys.readouterr().err
     assert main(["export", "nothing", "--to", "hf"]) == 2
     assert capsys.readouterr().err.startswith("error: no run 'nothing'")

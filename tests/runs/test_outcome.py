@@ -243,6 +243,13 @@ def test_the_pauses_of_a_run_without_steps_are_not_told_as_its_time(tmp_path: Pa
     assert summarise(folder.path).seconds is None
 
 
+def test_what_failed_before_its_first_step_has_not_trained(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.update_metadata(start_time="2026-11-20T10:00:00+00:00")
+        folder.finish("failed", {"steps": 0, "attempts": 0, "seconds": 119.5})
+    assert summarise(folder.path).seconds is None
+
+
 def test_the_time_of_a_killed_attempt_is_that_of_its_steps(tmp_path: Path) -> None:
     totals = RunTotals()
     said = [RunEvent(time=100.0, status="starting"), *(step(n, 7000.0 + n) for n in (1, 2, 3))]  # another clock

@@ -195,13 +195,13 @@ def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) ->
     for name in (names := [name for name in _COLUMNS if name not in hidden]):
         table.add_column(name, no_wrap=name not in _CUT, justify=_COLUMNS[name])
     for run in runs:
-        cells = _cells(run) | ({"size": bytes_text(size_of(run.path))} if with_size else {})
+        cells = _cells(run, 1 if narrow else None) | ({"size": bytes_text(size_of(run.path))} if with_size else {})
         table.add_row(*[Text(visible(cells[name]), no_wrap=True, overflow=cut) for name in names])
     return table
 
 
-def _cells(run: RunSummary) -> dict[str, str]:
-    """Return the cells of a run by column, without its size."""
+def _cells(run: RunSummary, most: int | None = None) -> dict[str, str]:
+    """Return the cells of a run by column, without its size; ``most``: splits whose result is shown."""
     metadata = run.metadata
     cells = {
         "run": run.run_id, "profile": profile_text(run.profile), "status": run.status_text,
@@ -210,11 +210,11 @@ def _cells(run: RunSummary) -> dict[str, str]:
     }  # fmt: skip
     if metadata is None:
         return cells
-    result = metadata.error_message or _headline_of(metadata.metrics)
+    result = metadata.error_message or _headline_of(metadata.metrics, most)
     return {**cells, "trained": duration_text(run.seconds), "workers": str(len(metadata.hosts)), "result": result}
 
 
-def _headline_of(metrics: dict[str, Any]) -> str:
+def _headline_of(metrics: dict[str, Any], most: int | None) -> str:
     after = metrics.get("after")
     if not isinstance(after, dict):
         return ""
@@ -225,7 +225,7 @@ def _headline_of(metrics: dict[str, Any]) -> str:
             value = after[split][name]
             shown = metric_text(name, value) if isinstance(value, float) else _value(value)
             headlines.append(f"{metric_label(name)} {split} {shown}")
-    return ", ".join(headlines)
+    return ", ".join(headlines[:most])
 
 
 def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:

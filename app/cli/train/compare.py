@@ -20,7 +20,7 @@ from app.cli.train.command import merged_overrides
 from app.cli.train.start import TrainRequest, profile_of
 from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
-from app.console import command_line, say, show, show_line, visible
+from app.console import say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
 from app.task_results import results_of
 from distributed.planning.memory.fitting import fit
@@ -53,8 +53,8 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="A [B]",
-            help="Runs, or files predictions.csv; a single run is compared before and after training. "
-            "With --strategies: a profile.",
+            help="Runs, or files predictions.csv; a single run, by default the newest, is compared before and after "
+            "training. With --strategies: a profile.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -91,9 +91,7 @@ def compare(
         return compare_strategies(request)
     if save or settings or trust_code or cluster:
         raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
-    if not named:
-        raise BadInput("nothing to compare was named", f"{command_line('compare', '--help')} shows what can be")
-    return results_of(DEFAULT_TASK).compare(named, seed, output, as_json)
+    return results_of(DEFAULT_TASK).compare(named or [""], seed, output, as_json)
 
 
 @dataclass(frozen=True)
