@@ -23,8 +23,8 @@ from training.tasks.published_models import model_folder
 
 _WINDOW_SECONDS = 30
 """Window of a Whisper whose feature extractor does not state it."""
-_CROSS_ATTENTION_WIDTHS = 6
-"""Activations of cross-attention saved per token, in widths: input, norm, query, outputs."""
+_CROSS_ATTENTION_WIDTHS = 5
+"""Activations of cross-attention saved per token, in widths: input, norm, query, output and its copy."""
 
 
 @dataclass(frozen=True)

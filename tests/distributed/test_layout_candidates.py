@@ -147,7 +147,7 @@ def test_machines_without_links_are_no_neighbours() -> None:
 
 
 def test_slow_links_are_hidden_by_more_micro_batches_under_way() -> None:
-    fast, slow = (of("pipeline", candidates(home(40, 40, 40, mbit=mbit), UNTIED)) for mbit in (10_000, 100))
+    fast, slow = (of("pipeline", candidates(home(42, 42, 42, mbit=mbit), UNTIED)) for mbit in (10_000, 100))
     assert slow.extra > 0 and slow.step > fast.step
     assert [stage.under_way for stage in slow.members[0]] > [stage.under_way for stage in fast.members[0]]
 

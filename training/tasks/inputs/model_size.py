@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_HEADER = 100_000_000
-_GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
-"""Model types whose MLP has three matrices, and no biases."""
+_GATED = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi3", "olmo", "smollm3", "granite")
+"""How model types begin whose MLP has three matrices, and no biases."""
+_QUERY_NORMS = ("qwen3", "gemma3", "olmo2", "olmo3")
+"""How model types begin that normalise queries and keys."""
+_FOUR_NORMS = ("gemma2", "gemma3")
+"""How model types begin that also normalise what attention and MLP return."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ def decoder_size(config: Mapping[str, Any], sequence: int = 0) -> ModelSize:
         integer_in(config, "hidden_size", "n_embd"),
         integer_in(config, "num_hidden_layers", "n_layer"),
     )
-    vocabulary, gated = integer_in(config, "vocab_size"), config.get("model_type") in _GATED
+    vocabulary, kind = integer_in(config, "vocab_size"), str(config.get("model_type"))
+    gated = kind.startswith(_GATED)
     wide = integer_in({"wide": 4 * width, **config}, "intermediate_size", "n_inner", "wide")
     heads = integer_in({"heads": 1, **config}, "num_attention_heads", "n_head", "heads")
     groups = integer_in({"heads": heads, **config}, "num_key_value_heads", "heads")
@@ -176,9 +181,9 @@ def decoder_size(config: Mapping[str, Any], sequence: int = 0) -> ModelSize:
     matrices = attention + mlp_parameters
     block = BlockSize(
         parameters=matrices + small_parameters,
-        matrices=matrices if config.get("model_type") != "gpt2" else 0,  # whose layers are no Linear
+        matrices=matrices if kind != "gpt2" else 0,  # whose layers are no Linear
         multiplications=length * (matrices + 2 * length * heads * head),
-        activations=length * saved_activations(width, wide),
+        activations=length * _saved_in_decoder(config, kind, width, wide, heads * head, groups * head),
         boundary=length * width,
     )
     embedding = vocabulary * width
@@ -222,9 +227,29 @@ def with_ends(
 
 
 def saved_activations(width: int, wide: int) -> int:
-    """Return the activations of one token that a block saves for backward, without the attention matrix, which is
-    recomputed (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 sbh in bytes of 16-bit numbers)."""
+    """Return the activations of one token that a block like Whisper's or OPT's saves for backward, without the
+    attention matrix, which is recomputed: input and output of both norms, queries, keys, values, what attention returns
+    and its copy for the next matrix, and the hidden numbers of the MLP before and after their activation function."""
     return 9 * width + 2 * wide
+
+
+def _saved_in_decoder(config: Mapping[str, Any], kind: str, width: int, wide: int, queries: int, keys: int) -> int:
+    """Return the activations of one token that a block of a decoder saves for backward, as its module in transformers
+    computes it.
+
+    An RMSNorm saves its input, this divided by its norm, and this times the weight. A gated MLP saves the output of both
+    first matrices, of the activation function, and their product; GPT-2's GELU is computed from five numbers.
+
+    Args:
+        queries, keys: numbers of one token's queries, and of its keys.
+    """
+    gated = kind.startswith(_GATED)
+    saved = 2 * queries + 2 * keys  # with values and output
+    saved += (3 if gated else 2) * width * (4 if kind.startswith(_FOUR_NORMS) else 2)
+    if kind.startswith(_QUERY_NORMS):
+        saved += 2 * (queries + keys)
+    function = config.get("hidden_act") or config.get("activation_function") or ("gelu_new" if kind == "gpt2" else "")
+    return saved + (4 if gated else 5 if function == "gelu_new" else 2) * wide
 
 
 def working_activations(width: int, wide: int) -> int:
