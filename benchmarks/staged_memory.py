@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/staged_memory.py [--stages 3] [--rows TEXT ...]
 
 Each row is a run of five steps with random weights of the shape of a Whisper or of a Llama, in fp32 with AdamW, on
-workers of this machine. Measured is the largest memory that is a process's own (``RssAnon``, so without mapped files),
-and what it has before it reads its stage; Python and torch are 600 MB of what is predicted. Prints a Markdown table;
-Linux only. About ten minutes on two cores.
+workers of this machine. Measured is the largest memory that is a process's own (``RssAnon``), with the program files
+that are mapped before it reads its stage, but without the model's; and what it has at that moment. Python and torch are
+600 MB of what is predicted. Prints a Markdown table; Linux only. About ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.idle: dict[int, int] = {}
+        self.files: dict[int, int] = {}
         self.peaks: dict[int, int] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -104,7 +105,7 @@ class Watch:
     def note(self, event: Event) -> None:
         """Take what an event says: the first worker is about to read its stage."""
         if isinstance(event, TimingEvent) and event.part == "worker: waits for the engine" and not self.idle:
-            self.idle = dict(_own_memory())
+            self.idle, self.files = dict(_memory("RssAnon")), dict(_memory("RssFile"))
             self.peaks.clear()
 
     def end(self) -> None:
@@ -113,18 +114,18 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(_SAMPLE_SECONDS):
-            for rank, size in _own_memory():
+            for rank, size in _memory("RssAnon"):
                 self.peaks[rank] = max(size, self.peaks.get(rank, 0))
 
 
-def _own_memory() -> Iterator[tuple[int, int]]:
-    """Yield rank and bytes of each worker."""
+def _memory(kind: str) -> Iterator[tuple[int, int]]:
+    """Yield rank and bytes of each worker, of a kind that ``/proc/PID/status`` names."""
     for process in psutil.Process().children(recursive=True):
         try:
             words = process.cmdline()
             if "training.workers.worker" in words:
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                size = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
+                size = next(line.split()[1] for line in status.splitlines() if line.startswith(kind))
                 yield int(words[words.index("--rank") + 1]), int(size) << 10
         except (psutil.Error, OSError, StopIteration):
             continue  # it has ended
@@ -155,7 +156,8 @@ def compare(row: Row, stages: int) -> Iterator[str]:
         watch.end()
         assert outcome.status == "completed", outcome.message
         for rank, need in enumerate(predicted(profile, plan)):
-            peak, idle = watch.peaks[rank], watch.idle[rank]
+            mapped = watch.files[rank]
+            peak, idle = watch.peaks[rank] + mapped, watch.idle[rank] + mapped
             sizes = " | ".join(f"{size / 1e6:.0f} MB" for size in (need, peak, idle))
             yield f"| {row.name}, stage {rank + 1} | {sizes} | {need / peak:.2f} |"
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -13,11 +14,12 @@ from tiny_speech import tiny_whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from app.cli.main import main
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.files.resolve import profile_from_options
 from speech.whisper.evaluation import evaluate_model
 from speech.whisper.task import WhisperTask
 from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
+from training.inference.in_use import model_in_use
 from training.layouts.parts import join_parts
 from training.layouts.staged import StageBuilder
 from training.records.events import EvaluationEvent
@@ -114,3 +116,19 @@ def test_a_command_uses_it_as_a_whole_one(options: dict[str, Any], capsys: pytes
 def test_what_a_worker_cannot_do_is_told(options: dict[str, Any]) -> None:
     with pytest.raises(MusterError, match="a model of 5 blocks cannot lie on 6 devices"):
         evaluate_model(options["model_path"], str(options["dataset_path"]), "validation", "cpu", workers=6)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_what_uses_the_model_in_plain_words(options: dict[str, Any]) -> None:
+    profile = profile_from_options("p", {**options, "device": "cpu"})
+    task = WhisperTask(profile)
+
+    def use() -> None:
+        with model_in_use(task, profile, 2) as (model, _), torch.no_grad():
+            for child in psutil.Process().children():
+                if "training.inference.in_use" in child.cmdline():
+                    child.kill()
+            task.wrapper.encode_audio(model, torch.zeros(1, 16, 100))
+
+    with pytest.raises(RunFailed, match="a worker of this machine that holds a part of the model ended: "):
+        use()

@@ -103,7 +103,8 @@ def _others(plan: RunPlan) -> Iterator[tuple[Rendezvous, Path]]:
                 raise RunFailed(f"a worker with a stage of the model did not start: {reason}")
             for worker in workers:
                 worker.send(rendezvous._asdict())
-            yield rendezvous, secrets
+            with _losses_as_failures():
+                yield rendezvous, secrets
         except RunFailed:  # this process has lost another, which may have said why
             for output in lines:
                 _is_ready(next(output, b"{}"))
@@ -112,6 +113,18 @@ def _others(plan: RunPlan) -> Iterator[tuple[Rendezvous, Path]]:
             for worker in workers:
                 worker.signal(signal.SIGKILL)
                 worker.exit_code()
+
+
+@contextlib.contextmanager
+def _losses_as_failures() -> Iterator[None]:
+    """Raise a :class:`RunFailed` where a worker with a stage is lost."""
+    from training.exchange.base import ExchangeError  # imports torch
+
+    try:
+        yield
+    except ExchangeError as error:
+        message = f"a worker of this machine that holds a part of the model ended: {error}"
+        raise RunFailed(message, "try it again; if memory is short, with more workers or smaller batches") from error
 
 
 def _is_ready(line: bytes) -> bool:

@@ -237,8 +237,8 @@ def _saved_in_decoder(config: Mapping[str, Any], kind: str, width: int, wide: in
     """Return the activations of one token that a block of a decoder saves for backward, as its module in transformers
     computes it.
 
-    An RMSNorm saves its input, this divided by its norm, and this times the weight. A gated MLP saves the output of both
-    first matrices, of the activation function, and their product; GPT-2's GELU is computed from five numbers.
+    An RMSNorm saves its input, this divided by its norm, and this times the weight. A gated MLP saves the outputs of
+    both first matrices and of the activation function, and their product; GPT-2's GELU is computed from five numbers.
 
     Args:
         queries, keys: numbers of one token's queries, and of its keys.
