@@ -132,6 +132,7 @@ class HereProcess(Process):
 
     def close(self) -> None:
         """End the command and its streams."""
+        self._note_end(self.process.poll())
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

@@ -137,6 +137,11 @@ class Process(ABC):
     def close(self) -> None:
         """Close its streams; a remote process that ignores this keeps running."""
 
+    def _note_end(self, code: int | None) -> None:
+        """Write down how it ended, where nobody has; ``None``: it may be running still."""
+        if self.ran is not None and not self.ran.outcome:
+            self.ran.outcome = "ended" if code is None else "ok" if code == 0 else f"exit code {code}"
+
     @abstractmethod
     def _read_chunk(self, timeout: float | None) -> bytes:
         """Return the next bytes of stdout, empty at its end; raises TimeoutError where none arrive in time."""
@@ -206,8 +211,8 @@ class Process(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self.ran is not None and not self.ran.outcome:
-            self.ran.outcome = failure_text(error) if error else "ended"
+        if self.ran is not None and not self.ran.outcome and error:
+            self.ran.outcome = failure_text(error)
         self.close()
 
 
@@ -257,6 +262,7 @@ class RemoteProcess(Process):
 
     def close(self) -> None:
         self._closed = True
+        self._note_end(self.channel.exit_status if self.channel.exit_status >= 0 else None)
         with contextlib.suppress(EOFError):  # the connection was lost meanwhile
             self.channel.close()
 

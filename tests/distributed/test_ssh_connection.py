@@ -18,6 +18,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from distributed.machine.link import HereConnection
 from distributed.ssh.command_log import commands_run
 from distributed.ssh.connection import PUT, SshConnection, SshTarget
 from distributed.ssh.errors import (
@@ -408,6 +409,18 @@ def test_log_ins_are_in_the_log_of_commands_and_a_repeated_failure_is_there_once
     off, b = (f"ssh -p {lab[name].port} {lab[name].user}@127.0.0.1" for name in ("off", "b"))
     assert records == {("off", off, caught.value.problem), ("b", b, "ok"), ("b", "uname -sm", "ok")}
     assert [one.machine for one in commands_run() if one.at >= started_at].count("off") == 1
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_command_that_was_read_line_by_line_is_not_said_to_run_after_its_end(a: SshConnection, is_here: bool) -> None:
+    connection = HereConnection("here") if is_here else a
+    processes = [connection.stream(argv) for argv in (["true"], ["sh", "-c", "exit 3"], ["sleep", "60"])]
+    assert [process.ran.outcome for process in processes if process.ran] == ["", "", ""]
+    for process in processes[:2]:
+        process.wait(PATIENCE)
+    for process in processes:
+        process.close()
+    assert [process.ran.outcome for process in processes if process.ran] == ["ok", "exit code 3", "ended"]
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
