@@ -216,8 +216,15 @@ def holders_of_recomputed(group: Sequence[Member], bounds: Mapping[int, int]) ->
 
 def left_behind(live: Sequence[Member]) -> list[Verdict]:
     """Return members that reconnect to a restarted coordinator but were not in the newest mesh: the others' progress
-    when that began is unknown."""
-    newest = max(live, key=lambda member: member.report.mesh).report.members if live else ()
+    when that began is unknown. A mesh that one of its members has never been in has not stood, and nothing was done
+    there."""
+
+    def may_have_stood(reports: Member) -> bool:
+        mesh, members = reports.report.mesh, reports.report.members
+        return all(other.report.mesh >= mesh for other in live if other.rank in members)
+
+    stood = [(member.report.mesh, member.report.members) for member in live if may_have_stood(member)]
+    _, newest = max(stood, default=(0, ()))
     return [(member.rank, "the others went on without it") for member in live if member.rank not in newest]
 
 
