@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from training.exchange.coordinator_protocol import (
     Standing,
     newest_of,
 )
-from training.exchange.group.coordinator_state import CoordinatorConfig, Member
+from training.exchange.group.coordinator_state import CoordinatorConfig, Member, quorum_of
 from training.exchange.group.election import Neighbour, Successor, choose
 from training.exchange.group.group_membership import GroupMembership
 from training.exchange.group.quorum import Quorum, has_votes, may_elect, next_term, term_of
@@ -212,6 +213,37 @@ def test_of_two_the_one_with_the_coordinator_goes_on() -> None:
     quorum.begin((0, 1))
     assert quorum.may_form([voter(0, members=(0, 1))]) and has_votes(pair, [0], breaks_tie=True)
     assert not may_elect([voter(1, members=(0, 1))])
+
+
+def test_a_process_that_was_started_again_has_no_vote() -> None:
+    quorum = Quorum()
+    quorum.begin(range(3))
+    assert not quorum.may_form([voter(0), Neighbour(2, Standing())])  # the one before may have voted elsewhere
+    quorum.ended |= {2}
+    quorum.note_return(Neighbour(2, Standing()))
+    assert quorum.may_form([voter(0), Neighbour(2, Standing())])
+
+
+def test_asking_changes_nothing() -> None:
+    quorum = Quorum()
+    quorum.begin(range(3))
+    later = voter(2, mesh=next_term(0, 2) << 16 | 1, members=(1, 2))
+    assert not quorum.may_form([voter(0), later]) and quorum.may_form([voter(0), voter(1)])
+
+
+def test_a_coordinator_whose_disk_is_full_does_not_remember_an_earlier_vote(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "committed.json"
+    path.parent.mkdir()
+    config = CoordinatorConfig(run_id=RUN, names=("a", "b"), elects=True, state=path)
+    quorum = quorum_of(config)
+    quorum.begin((0, 1))
+    quorum.form(Configuration(epoch=2, members=(0,)), [voter(0, members=(0, 1))])
+    assert quorum_of(config).record == quorum.record
+    assert not quorum_of(config).may_form([voter(1, members=(0, 1))])
+    path.unlink()
+    path.mkdir()  # nothing can be written there
+    quorum.form(Configuration(epoch=3, members=(0,)), [voter(0, members=(0, 1))])
+    assert quorum_of(config).committed is None
 
 
 def test_a_process_that_is_known_to_have_ended_votes_for_nobody_else() -> None:

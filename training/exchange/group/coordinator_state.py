@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,6 @@ from training.exchange.coordinator_protocol import (
     LAST_EPOCH,
     LEASE,
     MAX_RANKS,
-    Configuration,
     GroupStatus,
     Hello,
     MeshStart,
@@ -22,6 +23,7 @@ from training.exchange.coordinator_protocol import (
     Report,
     StateOrder,
 )
+from training.exchange.group.quorum import Quorum, VotingRecord
 from training.records.events import PeerPath, WarningEvent, WaysEvent
 from training.records.run_files import write_atomically
 
@@ -60,7 +62,7 @@ class CoordinatorConfig(BaseModel):
     term: int = Field(0, ge=0, lt=LAST_EPOCH >> COUNT_BITS)
     """Of a coordinator that members have elected."""
     state: Path | None = None
-    """File with the last committed configuration, for a coordinator that is started again."""
+    """File with its :class:`~training.exchange.group.quorum.VotingRecord`, for when it is started again."""
 
 
 _SMALL_PACKETS_ONLY = (
@@ -222,18 +224,24 @@ def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
     }
 
 
-def read_committed(config: CoordinatorConfig) -> Configuration | None:
-    """Return the configuration that a coordinator had committed before it was started again, if any."""
+def quorum_of(config: CoordinatorConfig) -> Quorum:
+    """Return the votes of a coordinator; one that is started again knows those before."""
+    if config.state is None:
+        return Quorum(config.elects)
+    record = None
+    with contextlib.suppress(OSError, ValueError):
+        record = VotingRecord.model_validate_json(config.state.read_bytes())
+    return Quorum(config.elects, record, functools.partial(_write_votes, config.state))
+
+
+def _write_votes(path: Path, record: VotingRecord) -> None:
+    """Where they cannot be written there is no record at all: started again, the coordinator then needs more than half
+    of the members, as one that they elect."""
     try:
-        return Configuration.model_validate_json(config.state.read_bytes()) if config.state is not None else None
-    except (OSError, ValueError):
-        return None
-
-
-def write_committed(config: CoordinatorConfig, committed: Configuration | None) -> None:
-    """Record a configuration before anything is decided by it."""
-    if config.state is not None and committed is not None:
-        write_atomically(config.state, committed.model_dump_json().encode())
+        write_atomically(path, record.model_dump_json().encode())
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _is_loopback(address: str) -> bool:

@@ -24,7 +24,7 @@ from training.exchange.coordinator_protocol import (
 )
 from training.exchange.group import coordinator_state, verdicts
 from training.exchange.group.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
-from training.exchange.group.quorum import Quorum, first_epoch
+from training.exchange.group.quorum import first_epoch
 from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
@@ -47,7 +47,7 @@ class GroupMembership:
         self._config, self._log = config, log
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
-        self._quorum = Quorum(config.elects, coordinator_state.read_committed(config))
+        self._quorum = coordinator_state.quorum_of(config)
         self._banned, self._left = set[int](), self._quorum.left
         self._verdicts: dict[str, GroupStatus] = {}  # of dropped members, by incarnation
         self.relay = 0  # port of the relay for pairs of members that cannot dial one another
@@ -95,8 +95,7 @@ class GroupMembership:
                 if not self._in_role("live", "late"):
                     raise ProtocolError("no machine has the training state; resume the run from its newest snapshot")
                 member.role = "newcomer"
-            self._left.discard(member.rank)
-            self._quorum.ended.discard(member.rank)
+            self._quorum.note_return(member)
             self.members[member.rank] = member
             if is_news:
                 new = "joins a running group" if member.role == "newcomer" else ""
@@ -257,7 +256,7 @@ class GroupMembership:
         if self.missing() or self._config.term:
             return False
         self.started = True
-        coordinator_state.write_committed(self._config, self._quorum.begin(self.members))
+        self._quorum.begin(self.members)
         self._new_epoch([member for _, member in sorted(self.members.items())])
         return True
 
@@ -352,7 +351,6 @@ class GroupMembership:
         if self.form is not None:
             proposed = Configuration(epoch=self.epoch, members=tuple(sorted(self.form.peers)))
             if self._quorum.commit(proposed, self._in_role("live")):
-                coordinator_state.write_committed(self._config, proposed)
                 self._send_status()
 
     def _unsuitable(self) -> list[verdicts.Verdict]:
@@ -372,6 +370,7 @@ class GroupMembership:
         away = any(member not in members for member in self._in_role("live", "late"))
         self.form = self._last_mesh = form = coordinator_state.mesh_start(members, away)
         self.epoch += 1
+        self._quorum.form(Configuration(epoch=self.epoch, members=tuple(sorted(form.peers))), members)
         gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
         self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
         self._awaited.reset()

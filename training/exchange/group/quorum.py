@@ -7,6 +7,9 @@ replicated database"): those count who were in the last *configuration*, the mem
 - Members that have lost it elect another one, of a later *term*, with more than half of them. Both cannot be.
 - A configuration is committed once as many of the last committed one have adopted it: from then on it alone counts.
   Before that, a group needs the votes of both.
+- A coordinator that has formed a mesh forms no other one before a member of it has given it up: that mesh may stand
+  though nobody has said so.
+- A process that is started again remembers nothing, and so has no vote until it is in a mesh.
 
 A member adopts a configuration when it hears of it, follows no coordinator of an earlier term than it has followed, and
 tells every coordinator that it comes to what it has adopted. So any majority of a configuration knows all later ones.
@@ -14,8 +17,10 @@ tells every coordinator that it comes to what it has adopted. So any majority of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
 
 from training.exchange.coordinator_protocol import COUNT_BITS, RANK_BITS, Configuration, Report
 
@@ -76,18 +81,34 @@ def may_elect(group: Iterable[Voter]) -> bool:
     return bool(configurations) and all(has_votes(configuration, ranks) for configuration in configurations)
 
 
+class VotingRecord(BaseModel):
+    """What a coordinator must remember to vote only once, also when it is started again."""
+
+    model_config = ConfigDict(frozen=True)
+
+    committed: Configuration | None = None
+    """The newest configuration that it has committed, unless there was a later coordinator."""
+    formed: Configuration | None = None
+    """The newest mesh that it has formed."""
+
+
 class Quorum:
     """A coordinator's side.
 
     Args:
         is_needed: ``False``: members never elect another coordinator, and any of them may go on.
-        committed: by this coordinator, before it was started again.
+        record: of this coordinator, before it was started again.
+        write: writes the record, before anybody hears of what it says.
     """
 
-    def __init__(self, is_needed: bool = True, committed: Configuration | None = None) -> None:
-        self._is_needed = is_needed
-        self.committed = committed if is_needed else None
-        """The newest configuration that this coordinator has committed, unless there was a later coordinator."""
+    def __init__(
+        self,
+        is_needed: bool = True,
+        record: VotingRecord | None = None,
+        write: Callable[[VotingRecord], None] = lambda record: None,
+    ) -> None:
+        self._is_needed, self._write = is_needed, write
+        self.record = record if is_needed and record is not None else VotingRecord()
         self._electing: list[Configuration] = []
         """The configurations whose votes this coordinator has without having committed one."""
         self.left: set[int] = set()
@@ -96,27 +117,48 @@ class Quorum:
         """Members whose process is known to have ended."""
 
     @property
+    def committed(self) -> Configuration | None:
+        return self.record.committed
+
+    @property
     def _departed(self) -> set[int]:
         """Members that follow no other coordinator."""
         return self.left | self.ended
 
-    def begin(self, members: Iterable[int]) -> Configuration | None:
-        """Begin a new run with these members; return their configuration if it is needed."""
+    def begin(self, members: Iterable[int]) -> None:
+        """Begin a new run with these members."""
         if self._is_needed:
-            self.committed = Configuration(epoch=1, members=tuple(sorted(members)))
-        return self.committed
+            self.record = VotingRecord(committed=Configuration(epoch=1, members=tuple(sorted(members))))
+
+    def note_return(self, member: Voter) -> None:
+        """Note that a member has connected: it has neither left nor ended, unless another process takes its place."""
+        if member.report.epoch:
+            self.left.discard(member.rank)
+            self.ended.discard(member.rank)
 
     def may_form(self, group: Collection[Voter]) -> bool:
         """Whether these members may be the next mesh; if not, all wait for others.
 
-        Where a member has heard of a later coordinator, what this one has committed does not count from then on.
+        Where a member has heard of a later coordinator, what this one has committed does not count.
         """
         if not self._is_needed:
             return True
-        if self.committed is not None and _knows_all(self.committed, group):
-            return has_votes(self.committed, {*(m.rank for m in group), *self._departed}, breaks_tie=True)
-        self.committed, self._electing = None, counting(group)
-        return may_elect(group)
+        if (committed := self._counting_for(group)) is None:
+            return may_elect(group)
+        voters, formed = {m.rank for m in group if m.report.epoch} | self._departed, self.record.formed
+        is_over = formed is None or not voters.isdisjoint(formed.members)
+        return is_over and has_votes(committed, voters, breaks_tie=True)
+
+    def form(self, mesh: Configuration, group: Collection[Voter]) -> None:
+        """Note that a group, which may, becomes this mesh."""
+        self.left -= set(mesh.members)
+        self.ended -= set(mesh.members)
+        if not self._is_needed:
+            return
+        if (committed := self._counting_for(group)) is None:
+            self._electing = counting(group)
+        self.record = VotingRecord(committed=committed, formed=mesh)
+        self._write(self.record)
 
     def commit(self, proposed: Configuration, group: Iterable[Voter]) -> bool:
         """Commit a configuration if enough members have adopted it; return whether that is news."""
@@ -128,15 +170,19 @@ class Quorum:
         else:
             is_enough = bool(self._electing) and all(has_votes(earlier, adopters) for earlier in self._electing)
         if is_enough:
-            self.committed = proposed
-            self.ended -= set(proposed.members)
+            self.record = VotingRecord(committed=proposed, formed=self.record.formed)
+            self._write(self.record)
         return is_enough
 
+    def _counting_for(self, group: Iterable[Voter]) -> Configuration | None:
+        """Return what this coordinator has committed, if no member has heard of a later coordinator."""
+        committed = self.committed
+        if committed is not None and all(_is_known(member.report, committed) for member in group):
+            return committed
+        return None
 
-def _knows_all(committed: Configuration, group: Iterable[Voter]) -> bool:
-    """Whether no member has heard of a later coordinator than that which has committed a configuration."""
-    return all(
-        term_of(member.report.mesh) <= term_of(committed.epoch)
-        and (member.report.committed is None or member.report.committed.epoch <= committed.epoch)
-        for member in group
-    )
+
+def _is_known(report: Report, committed: Configuration) -> bool:
+    """Whether a member has heard of no later coordinator than that which has committed a configuration."""
+    later = report.committed is not None and report.committed.epoch > committed.epoch
+    return term_of(report.mesh) <= term_of(committed.epoch) and not later
