@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import socket
 import struct
@@ -9,19 +11,34 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from coordinated_lab import Lab, lab
 from test_coordinator_hostile import dial, hello, running, serves  # noqa: F401 - the fixture
+from test_election import StandInHere, mean_of
 from test_mesh import Group, at_once
 from waiting import PATIENCE, until
 
 from training.exchange.base import ExchangeError
-from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, encode_line
+from training.exchange.coordinator_protocol import (
+    MAX_STATUS,
+    GroupStatus,
+    HeldResults,
+    MeshStart,
+    Peer,
+    Report,
+    StateOrder,
+    encode_line,
+)
+from training.exchange.group import succession
 from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.election import Successor, ask_all
 from training.exchange.group.join_config import JoinConfig
+from training.exchange.group.quorum import next_term
 from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.handshake import tls_contexts
 from training.exchange.links.link import Outgoing, PeerLost
 from training.exchange.mean.handover import TAG, JoinStateServer, channel_of, hand_over_missing
 from training.exchange.mean.mesh import Mesh
@@ -145,3 +162,60 @@ def test_a_members_certificate_does_not_pass_for_the_coordinators(tmp_path: Path
                 MeshMember(JoinConfig(address, own, one.config.run_id, 0, 2, "machine-0")).join(PATIENCE)
         finally:
             liar.stop()
+
+
+class LyingCoordinator:
+    """Takes members that dial, with the keys of one of them, and sends each these bytes."""
+
+    def __init__(self, keys: Path, lies: bytes) -> None:
+        self._context, self._lies = tls_contexts(keys)[0], lies
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.dialled = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._lie, args=self._listening.accept()[:1], daemon=True).start()
+
+    def _lie(self, connection: socket.socket) -> None:
+        assert self._context is not None
+        with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True) as one:
+            one.recv(1)
+            self.dialled += 1
+            one.sendall(self._lies)
+            while one.recv(1 << 16):
+                continue
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+@pytest.mark.parametrize(
+    ("carrier", "lies"),
+    [
+        (2, b"rubbish\n"),
+        (2, b"x" * (MAX_STATUS + 1)),
+        (2, encode_line(GroupStatus(failed="you are dropped"))),
+        (1, b""),  # whose keys the liar does not have
+    ],
+    ids=["rubbish", "a line without end", "drops all", "another's name"],
+)
+def test_a_coordinator_that_nobody_has_elected_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: int, lies: bytes
+) -> None:
+    monkeypatch.setattr(succession, "STANDS_FOR", 0.3)
+    with lab(tmp_path, 3, tls=True, elects=True) as one:
+        with ThreadPoolExecutor(3) as pool:
+            members = list(pool.map(lambda rank: one.connect(rank, stand_in=StandInHere(one, rank)), range(3)))
+        assert mean_of(members, "before") == [1.0] * 3
+        assert one.certificates is not None
+        liar = LyingCoordinator(one.certificates / "member-2", lies)
+        line, term = members[2]._client.succession, next_term(0, 2)
+        line.allegiance.followed = Successor(term, carrier, liar.port)
+        asking = ask_all(members[2]._joining.identity, term, line.allegiance.peers, line.open_member)
+        assert len(asyncio.run(asking)) == 2
+        until(lambda: liar.dialled >= 2 or carrier == 1)
+        until(lambda: mean_of(members, "after") == [1.0] * 3)  # at first the others may go on without one
+        liar.close()

@@ -205,7 +205,7 @@ class CoordinatorClient:
                 status = parse(GroupStatus, data)
                 if status.failed:
                     self._may_return = status.again
-                    return status.failed, True
+                    return status.failed, status.again or not self.succession.is_on_trial
                 self._connected, now = True, time.monotonic()
                 self.succession.note_vote()
                 self._committed = newest_of(status.committed, self._committed)
@@ -230,7 +230,7 @@ class CoordinatorClient:
         except OSError as error:
             return error.strerror or "the connection broke", False
         except (ProtocolError, ValueError) as error:
-            return str(error), True
+            return str(error), not self.succession.is_on_trial
         finally:
             sending.cancel()
 

@@ -28,6 +28,7 @@ from training.exchange.group.election import (
     hosts_of,
 )
 from training.exchange.group.join_config import JoinConfig
+from training.exchange.group.quorum import may_elect
 from training.exchange.links.dialling import send_small_segments
 from training.exchange.links.handshake import tls_contexts
 
@@ -46,7 +47,7 @@ class Succession:
         self._settled_at = math.inf if joining.allegiance.followed is None else time.monotonic()
         self._chosen_at = -math.inf
         self._is_able, self._is_challenged = joining.stand_in is not None, False
-        self._is_prepared = False
+        self._is_prepared, self._reaches_enough = False, True
         self._searching: asyncio.Future[Successor | None] | None = None
 
     @property
@@ -64,6 +65,11 @@ class Succession:
         return self._joining.local if successor is None else successor.carrier == self._rank
 
     @property
+    def is_on_trial(self) -> bool:
+        """Whether this member has gone to another coordinator, which has not said a word of sense yet."""
+        return self.allegiance.successor != self.allegiance.followed
+
+    @property
     def elects_at(self) -> float:
         """When this member looks for another coordinator, by the monotonic clock."""
         return self._settled_at + ELECT_AFTER if self._is_able else math.inf
@@ -73,14 +79,25 @@ class Succession:
         self._settled_at, self._is_able = time.monotonic(), self._stand_in is not None
 
     def rotate(self) -> None:
-        """Dial the next address of the coordinator's machine."""
-        if self.allegiance.hosts:
-            self.allegiance.hosts.append(self.allegiance.hosts.pop(0))
+        """Dial the next address of the coordinator's machine; the coordinator before, if the one that this member went
+        to has not answered, and so has not its vote."""
+        allegiance = self.allegiance
+        if self.is_on_trial and time.monotonic() > self._chosen_at + STANDS_FOR:
+            allegiance.successor, allegiance.hosts = allegiance.followed, self._hosts_of(allegiance.followed)
+        elif allegiance.hosts:
+            allegiance.hosts.append(allegiance.hosts.pop(0))
+
+    def _hosts_of(self, successor: Successor | None) -> list[str]:
+        """Return the addresses of a coordinator's machine, as far as they are known."""
+        if successor is None or successor.carrier == self._rank:
+            return ["127.0.0.1"] if successor is not None else []
+        return hosts_of(self.allegiance.peers.get(successor.carrier, Peer(name="")))
 
     def meet(self, status: GroupStatus) -> None:
-        """Note the members of a new mesh, who are asked if the coordinator is lost."""
+        """Note the members of a new mesh, who are asked if the coordinator is lost; those before are asked, too: one
+        that was cut off may have gone to a later coordinator, and cannot come back from there."""
         if status.form is not None:
-            self.allegiance.peers = status.form.peers
+            self.allegiance.peers = {**self.allegiance.peers, **status.form.peers}
 
     def release(self) -> None:
         """Let a coordinator on this machine serve until the last member has left."""
@@ -99,7 +116,7 @@ class Succession:
     @property
     def _standing(self) -> Standing:
         followed, lost = self.allegiance.followed, time.monotonic() - self._settled_at > LOST_AFTER
-        standing = Standing(report=self._report(), lost=lost, able=self._is_able)
+        standing = Standing(report=self._report(), lost=lost, able=self._is_able and self._reaches_enough)
         if followed is None:
             return standing
         coordinator = {"term": followed.term, "carrier": followed.carrier, "port": followed.port}
@@ -122,9 +139,9 @@ class Succession:
             self._searching = asyncio.ensure_future(self._find_successor(self._stand_in, is_due))
 
     async def wait(self) -> None:
-        """Wait for the end of the search."""
+        """Wait for the end of the search; a machine on which no program starts does not keep it from dialling."""
         if self._searching is not None:
-            await asyncio.wait({self._searching})
+            await asyncio.wait({self._searching}, timeout=STANDS_FOR)
 
     def result(self, is_held: bool) -> Successor | None:
         """Return what the search has found; ``None``: nothing, or it has not ended.
@@ -137,7 +154,10 @@ class Succession:
             return None
         self._searching = None
         successor = search.result()
-        return successor if successor is None or is_held or successor.carrier != self._rank else None
+        if successor is not None and successor.carrier == self._rank and not is_held and self._stand_in is not None:
+            self._stand_in.stop()  # started while the group came back
+            return None
+        return successor if self._hosts_of(successor) else None
 
     async def _find_successor(self, stand_in: StandInCoordinator, is_due: bool) -> Successor | None:
         """Ask the others, and return the coordinator to follow.
@@ -148,7 +168,9 @@ class Succession:
         self._is_challenged = False
         asker, peers = Neighbour(self._rank, self._standing), self.allegiance.peers
         answers = await ask_all(self._joining.identity, asker.standing.term, peers, self.open_member)
-        successor = choose(asker, answers)
+        self._reaches_enough = may_elect([asker, *answers])
+        able = self._is_able and self._reaches_enough
+        successor = choose(Neighbour(self._rank, asker.standing.model_copy(update={"able": able})), answers)
         if is_due and asker.standing.carrier == asker.rank and time.monotonic() > self._chosen_at + STANDS_FOR:
             self._is_able = False  # nobody can dial it here: another one is to be elected
         if successor is None or (successor.carrier not in peers and not successor.port):
@@ -164,7 +186,7 @@ class Succession:
 
     async def _can_reach(self, successor: Successor) -> bool:
         """Whether the coordinator on another member's machine can be dialled."""
-        for host in hosts_of(self.allegiance.peers.get(successor.carrier, Peer(name=""))):
+        for host in self._hosts_of(successor):
             with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError):
                 _, writer = await asyncio.wait_for(asyncio.open_connection(host, successor.port), DIAL_SECONDS)
                 writer.transport.abort()
@@ -174,12 +196,11 @@ class Succession:
     def follow(self, successor: Successor) -> None:
         """Dial another coordinator from now on."""
         self.allegiance.successor, self._chosen_at = successor, time.monotonic()
-        peers = self.allegiance.peers
-        self.allegiance.hosts = ["127.0.0.1"] if self.is_local else hosts_of(peers[successor.carrier])
+        self.allegiance.hosts = self._hosts_of(successor)
 
     def note_vote(self) -> None:
         """Note that this member is connected with the coordinator it dials, and never goes back to an earlier one."""
-        if self.allegiance.successor in (None, self.allegiance.followed):
+        if self.allegiance.successor is None or not self.is_on_trial:
             return
         self.allegiance.followed = self.allegiance.successor
         if self._stand_in is not None and not self.is_local:
