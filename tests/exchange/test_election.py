@@ -10,8 +10,10 @@ import torch
 from coordinated_lab import Lab, cut, lab, means
 
 from tests.waiting import until
+from training.exchange.base import ExchangeError
 from training.exchange.group import succession
 from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.mean import mesh_member
 from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("ELECT_AFTER", 0.6), ("LOST_AFTER", 0.3), ("ASK_AGAIN_AFTER", 0.3), ("PREPARE_AFTER", 0.2)):
+    for name, seconds in (("ELECT_AFTER", 1.5), ("LOST_AFTER", 1.2), ("ASK_AGAIN_AFTER", 0.3), ("PREPARE_AFTER", 0.2)):
         monkeypatch.setattr(succession, name, seconds)
 
 
@@ -101,3 +103,15 @@ def test_one_of_three_waits_and_ends_without_going_on(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="coordinator"):
             mean_of(members[2:], "b")
         assert not members[2]._client.succession.allegiance.followed
+
+
+def test_whom_nobody_can_connect_with_is_dropped_and_not_who_says_so_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_member, "_FORM_SECONDS", 2.0)
+    with lab(tmp_path, 3, tls=True) as running, ThreadPoolExecutor(3) as pool:
+        transports = {0: "tls"}  # which the others do not take
+        joined = [pool.submit(running.connect, rank, transport=transports.get(rank, "auto")) for rank in range(3)]
+        with pytest.raises(ExchangeError, match="dropped from the group"):
+            joined[0].result()
+        assert mean_of([joined[rank].result() for rank in (1, 2)], "a") == [1.5] * 2

@@ -34,6 +34,18 @@ from training.exchange.unauthenticated import UnauthenticatedConnections
 __all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
 
 
+class PeerMissing(ExchangeTimeout):
+    """There is no connection with a member.
+
+    Args:
+        rank: of it; ``None``: it has hardly had time to connect.
+    """
+
+    def __init__(self, message: str, rank: int | None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class Listener:
     """A member's listening socket; it outlives the groups that are formed with it.
 
@@ -89,11 +101,11 @@ class Listener:
             is_wanted: whether the connections are still needed; checked again after :meth:`wake`.
 
         Raises:
-            ExchangeTimeout: a member is missing; the message names it and what was tried last.
+            PeerMissing: a member is missing; the message names it and what was tried last.
         """
         if len(channel.encode()) > MAX_CHANNEL:
             raise ValueError(f"the channel's name '{channel}' is too long")
-        interrupted = threading.Event()
+        interrupted, begun = threading.Event(), time.monotonic()
 
         def still() -> bool:
             return is_wanted() and not interrupted.is_set()
@@ -116,7 +128,8 @@ class Listener:
             missing = sorted({peer for peer, _ in results.keys() - met.keys()})
             problems = {peer: meetings[peer, SENDS].problem or meetings[peer, RECEIVES].problem for peer in missing}
             details = "; ".join(f"{names[peer]}: {problems[peer] or 'it did not connect'}" for peer in missing)
-            raise ExchangeTimeout(f"no connection with {details}")
+            is_fair = time.monotonic() > (begun + deadline) / 2  # else others have given it up
+            raise PeerMissing(f"no connection with {details}", missing[0] if is_fair else None)
         return {peer: met[peer, SENDS] for peer in peers}, {peer: met[peer, RECEIVES] for peer in peers}
 
     def meet(

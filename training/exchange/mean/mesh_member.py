@@ -27,7 +27,7 @@ from training.exchange.group.coordinator_client import CoordinatorClient
 from training.exchange.group.join_config import JoinConfig, parse_endpoint
 from training.exchange.halting import Halting
 from training.exchange.links.link import PeerLost
-from training.exchange.links.listener import Address, Listener
+from training.exchange.links.listener import Address, Listener, PeerMissing
 from training.exchange.mean.handover import JoinStateServer, Newcomer, hand_over_missing, handover_limit
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
@@ -351,7 +351,7 @@ class MeshMember(Exchange):
 
     def _broken(self, epoch: int, error: Exception) -> None:
         """Report that the mesh of an epoch is broken."""
-        rank = error.rank if isinstance(error, PeerLost) and error.rank != self.rank else None
+        rank = error.rank if isinstance(error, (PeerLost, PeerMissing)) and error.rank != self.rank else None
         with self._changed:
             self._forming = None
             if self._report.epoch != epoch or not self._report.up:
