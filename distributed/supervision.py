@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from distributed.resuming import covered_step, held_parts, recut
 from distributed.run.lasting_run import LastingRun
 from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request
+from distributed.run.returning import CutOff
 from distributed.run.run_machines import (
     MachineRoute,
     StartWatch,
@@ -51,8 +52,6 @@ from training.run.run_controller import RunController
 _START_WARNING = 30.0
 """Seconds between two warnings about missing members during the start."""
 _END_TIMEOUT = 10.0
-_CUT_OFF = 24 * 3600.0
-"""Seconds for which a supervisor that cannot reach most members waits for them."""
 _POLL = 0.05
 
 
@@ -63,10 +62,16 @@ class Supervisor:
         folder: run folder, locked by this process.
         ssh_config: SSH configuration of the hosts file, for machines added later.
         dial: returns the link to such a machine.
+        leave: ends this process, since its members may carry the run on and cannot be reached.
     """
 
     def __init__(
-        self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "", dial: Dial = link_to
+        self,
+        folder: RunFolder,
+        links: Sequence[MachineLink],
+        ssh_config: str = "",
+        dial: Dial = link_to,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._note = folder.append
@@ -85,7 +90,7 @@ class Supervisor:
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._requests: RequestServer | None = None
         self._workers: list[RemoteWorker] = []
-        self._reached_at = time.monotonic()
+        self._cut_off = CutOff(lambda message: self._note(WarningEvent(message=message)), leave)
         self._keep_files: Future[bool] = Future()
         """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
@@ -276,13 +281,9 @@ class Supervisor:
         return worker
 
     def _is_cut_off(self) -> bool:
-        """Whether most members that train cannot be reached: they may go on by themselves, and are not given up."""
-        active = [worker for worker in self._workers if not worker.ended]
-        since = time.monotonic() - self._reached_at
-        if not self._start_watch.begun or 2 * sum(worker.is_connected for worker in active) >= len(active):
-            self._reached_at = time.monotonic()
-            return False
-        return since < _CUT_OFF
+        """Whether most members that train cannot be reached."""
+        active = [worker for worker in self._workers if not worker.ended] if self._start_watch.begun else []
+        return self._cut_off.judge(sum(worker.is_connected for worker in active), len(active))
 
     def _delivers(self, rank: int) -> bool:
         """Wait for the attached members of lower rank; return whether none of them has delivered a model.

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from distributed.agent.requests import RemoveRun
 from distributed.hosts.file import RUN_HOSTS, load_hosts
@@ -25,7 +26,8 @@ from distributed.run.watcher import watch_this_process
 from distributed.supervision import Supervisor
 from distributed.system import keep_awake
 from profiles.errors import ExitCode, MusterError
-from training.records.events import ErrorEvent
+from profiles.installation import command_words
+from training.records.events import ErrorEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.run.outcome import write_end
 from training.run.processes import run_from_stdin
@@ -62,7 +64,8 @@ def _supervise(folder: RunFolder, takes_over: bool = False) -> ExitCode:
             hosts, dial = load_hosts(path / RUN_HOSTS), partial(link_to, pool=pool)
             while True:
                 links = [dial(machine, hosts) for machine in hosts.machines]
-                outcome = Supervisor(folder, links, hosts.ssh_config, dial).supervise(takes_over)
+                supervisor = Supervisor(folder, links, hosts.ssh_config, dial, partial(_leave_to_members, folder))
+                outcome = supervisor.supervise(takes_over)
                 if outcome.status == GOES_ON:
                     takes_over = False
                     continue
@@ -77,6 +80,15 @@ def _supervise(folder: RunFolder, takes_over: bool = False) -> ExitCode:
             message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             _leave_failure(folder, MusterError(message, f"see {path / 'logs' / 'supervisor.log'}"))
             return ExitCode.RUN_FAILED
+
+
+def _leave_to_members(folder: RunFolder) -> NoReturn:
+    """End this process without ending the run, whose folder stays as it is."""
+    attach = " ".join(command_words("attach", folder.metadata.run_id))
+    message = f"its machines may train on by themselves: take the run up when one can be reached again, with {attach}"
+    folder.append(WarningEvent(message=f"this computer has stopped to look for most members of the run; {message}"))
+    folder.close(keys_stay=True)
+    os._exit(int(ExitCode.RUN_FAILED))
 
 
 def _remove_earlier(links: Sequence[MachineLink], run_id: str) -> None:

@@ -312,9 +312,9 @@ class RunFolder:
         if status == "completed":
             self._write("completed", b"")
 
-    def close(self) -> None:
-        """Remove the keys and release the folder. Idempotent."""
-        if self._folder_lock.held:
+    def close(self, keys_stay: bool = False) -> None:
+        """Remove the keys, unless they stay for whoever takes the run up, and release the folder. Idempotent."""
+        if self._folder_lock.held and not keys_stay:
             shutil.rmtree(self.path / "secrets", ignore_errors=True)
         if self._log is not None:
             self._log.close()
