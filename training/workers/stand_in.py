@@ -43,9 +43,11 @@ class StandInProcess:
     def prepare(self) -> None:
         """Load the program of a coordinator, which may be needed soon."""
         with self._lock:
-            if self._prepared is None:
-                with open(self._secrets.parent / "coordinator.log", "ab", opener=private_file) as log:
-                    self._prepared = CoordinatorProcess(self._secrets / "coordinator.json", log, waits=True)
+            self._prepared = self._prepared or self._loaded()
+
+    def _loaded(self) -> CoordinatorProcess:
+        with open(self._secrets.parent / "coordinator.log", "ab", opener=private_file) as log:
+            return CoordinatorProcess(self._secrets / "coordinator.json", log, waits=True)
 
     def discard(self) -> None:
         """End what was prepared and not started. Idempotent."""
@@ -62,11 +64,9 @@ class StandInProcess:
         """
         self.stop()
         write_atomically(self._secrets / "coordinator.json", json.dumps({**self._config, "term": term}).encode())
-        self.prepare()
-        with self._lock:
-            process, self._prepared = self._prepared, None
-        assert process is not None
-        self._process = process
+        with self._lock:  # another thread may discard what is prepared
+            self._process = process = self._prepared or self._loaded()
+            self._prepared = None
         process.send({"term": term})
         lines = process.lines()
         greeting = json.loads(next(lines, b"{}"))
