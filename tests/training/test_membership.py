@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from toy_task import toy_plan
 from profiles.errors import BadInput, ExitCode
 from training.records.events import Event, MemberEvent
 from training.records.plan import MemberPlan
+from training.records.run_folder import RunFolder
 from training.run.membership import Membership, WorkerHandle
 from training.run.orders import Command, Control
+from training.run.run_controller import RunController
 
 
 class Silent:
@@ -111,6 +114,21 @@ def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -
     grown = control.with_announced(plan)
     assert told == [new] and grown.all_members == (*plan.members, new) and control.with_announced(grown) == grown
     assert (grown.world_size, grown.global_batch, grown.hash()) == (2, plan.global_batch, plan.hash())
+
+
+def test_after_an_election_members_can_leave_and_none_can_join(tmp_path: Path) -> None:
+    plan, orders = toy_plan(3), []
+    run = RunController(plan, RunFolder.create(tmp_path, plan, []), lambda event: None)
+    run._has_begun = run._engine.is_retired = True
+    leaving = Silent()
+    leaving.send = orders.append  # type: ignore[method-assign] # what it is asked
+    run.members.workers = {rank: WorkerHandle(leaving if rank == 1 else Silent()) for rank in range(3)}
+    run.drop([1])
+    assert [order["reason"] for order in orders] == ["dropped"] and run.members.active_ranks == [0, 2]
+    for change in (lambda: run.admit(1), lambda: run.expect(fourth(run.members))):
+        with pytest.raises(BadInput, match="elected another coordinator"):
+            change()
+    run.kill()
 
 
 STEPS = st.lists(

@@ -193,11 +193,11 @@ class MeetingPoint:
         for coordinator in self._coordinators if self._plan.elects and not reason else ():
             coordinator.note_end(rank)
 
-    def check_changeable(self) -> None:
-        """Raise ``BadInput`` if no member can join or be dropped because the coordinator is another one."""
-        if self.is_retired:
+    def check_changeable(self, joins: bool) -> None:
+        """Raise ``BadInput`` if a member ``joins`` and cannot because the coordinator is another one."""
+        if joins and self.is_retired:
             hint = "stop the run, and resume it with the machines that you want"
-            raise BadInput("the members have elected another coordinator: none can join or be dropped", hint)
+            raise BadInput("the members have elected another coordinator: none can join", hint)
 
     def ban(self, rank: int) -> None:
         """Exclude a worker from all exchanges, whether its machine obeys or not."""

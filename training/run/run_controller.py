@@ -318,7 +318,7 @@ class RunController:
         Raises:
             BadInput: they cannot leave, or no member would be left.
         """
-        self.check_changeable()
+        self.check_changeable(joins=False)
         if set(ranks) <= self.members.joining:
             for rank in ranks:
                 self.members.workers[rank].process.signal(signal.SIGKILL)
@@ -362,12 +362,12 @@ class RunController:
         self._intake.listen(rank, worker.lines())
         worker.send(self._engine.addresses(rank))
 
-    def check_changeable(self) -> None:
-        """Raise ``BadInput`` if members can neither leave nor join."""
+    def check_changeable(self, joins: bool = True) -> None:
+        """Raise ``BadInput`` if no member can leave or, if one ``joins``, none can do that."""
         self.members.check_changeable()
         if not self._has_begun or self._stopping.reason:
             raise BadInput(f"the run {'is about to end' if self._stopping.reason else 'has not started training yet'}")
-        self._engine.check_changeable()
+        self._engine.check_changeable(joins)
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""
