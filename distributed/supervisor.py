@@ -86,7 +86,7 @@ def _leave_to_members(folder: RunFolder) -> NoReturn:
     """End this process without ending the run, whose folder stays as it is."""
     attach = " ".join(command_words("attach", folder.metadata.run_id))
     message = f"its machines may train on by themselves: take the run up when one can be reached again, with {attach}"
-    folder.append(WarningEvent(message=f"this computer has stopped to look for most members of the run; {message}"))
+    folder.append(WarningEvent(message=f"this computer has stopped looking for most members of the run; {message}"))
     folder.close(keys_stay=True)
     os._exit(int(ExitCode.RUN_FAILED))
 
