@@ -97,8 +97,11 @@ def private_file(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
     """Write a file so that readers see the old content or the new, never a part.
+
+    Args:
+        durable: wait until the disk has it, so that the same holds after a power failure; that takes milliseconds.
 
     Raises:
         OSError: nothing was changed and no temporary file is left.
@@ -109,7 +112,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
             os.fchmod(stream.fileno(), mode)
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

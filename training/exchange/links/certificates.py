@@ -46,7 +46,8 @@ def issue_run_certificates(
 
     Beside them ``relay.key`` has the same 32 random bytes for all (:mod:`~training.exchange.links.relay`). P-256 with
     SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 from their first
-    byte, and folders 0700.
+    byte, and folders 0700. They are not awaited on the disk: a
+    run of which power is lost in its first seconds has nothing to resume.
 
     Args:
         addresses: literal IP addresses of the coordinator.
@@ -66,7 +67,7 @@ def issue_run_certificates(
             folder = directory / f"member-{rank}"
             authority.issue(folder, f"muster-member-{rank}", uri, _BOTH)
         for folder in (directory / "coordinator", *(directory / f"member-{rank}" for rank in members)):
-            write_atomically(folder / _RELAY_FILE, relay_key)
+            write_atomically(folder / _RELAY_FILE, relay_key, durable=False)
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
 
@@ -109,7 +110,7 @@ class _Authority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         for file, content in zip(_FILES, (_pem(self._certificate), _pem(certificate), private)):
-            write_atomically(folder / file, content)
+            write_atomically(folder / file, content, durable=False)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (
