@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -36,7 +37,8 @@ settings.register_profile("fast", settings.get_profile("house"), max_examples=_F
 
 _LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab"}
 """Expressions of ``-m`` that choose tests of the lab only, and what a file with such tests holds."""
-_ALL = "not alone"
+_ALL, _FAST = "not alone", "not slow and not lab"
+_SLOW_FILE = re.compile(r"^pytestmark = .*mark\.(slow|lab)\b", re.MULTILINE)
 _ROOT = Path(__file__).parents[1]
 _COPIED = (
     "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
@@ -85,10 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("fast" if "not slow" in config.option.markexpr else "house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.fsync = _fsync_nothing  # as in the copies of a preloaded Python
     if not hasattr(config, "workerinput"):
         config.add_cleanup(PreloadedPython(at_once=config.getoption("dist", "no") != "no").close)
     use_preloaded()
     config.add_cleanup(_collect_garbage_once)
+
+
+def _fsync_nothing(descriptor: int) -> None:
+    """No test has a power failure; to wait for the disk would take a run's start tenths of a second."""
 
 
 def _collect_garbage_once() -> None:
@@ -98,10 +105,13 @@ def _collect_garbage_once() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests of the lab are wanted, load no file that has none."""
-    if config.option.markexpr not in _LAB or collection_path.suffix != ".py":
+    """Load no file of which no test is wanted: without tests of the lab, where only those are; wholly slow, where none
+    is."""
+    expression = config.option.markexpr
+    if collection_path.suffix != ".py" or expression not in (*_LAB, _FAST):
         return None
-    return _LAB[config.option.markexpr] not in collection_path.read_text(encoding="utf-8") or None
+    text = collection_path.read_text(encoding="utf-8")
+    return (_SLOW_FILE.search(text) is not None if expression == _FAST else _LAB[expression] not in text) or None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -158,10 +158,11 @@ class Authority:
         return f"{marker} {hosts} {public_key(self.key)}"
 
 
-@pytest.fixture(params=["ed25519", "rsa", "ecdsa"])
-def authority(tmp_path: Path, request: pytest.FixtureRequest) -> Authority:
-    make_key(tmp_path / "ca", request.param)
-    return Authority(tmp_path, tmp_path / "ca")
+@pytest.fixture(scope="module", params=["ed25519", "rsa", "ecdsa"])
+def authority(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Authority:
+    folder = tmp_path_factory.mktemp("authority")
+    make_key(folder / "ca", request.param)
+    return Authority(folder, folder / "ca")
 
 
 @needs_keygen
