@@ -34,16 +34,16 @@ def functions(tree: ast.Module) -> Iterator[int]:
 
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and name of every binding: functions, parameters, variables, attributes that are assigned to."""
-    comprehensions = {
-        id(target) for node in ast.walk(tree) if isinstance(node, ast.comprehension) for target in ast.walk(node.target)
-    }
-    for node in ast.walk(tree):
+    loop_variables = set[int]()
+    for node in ast.walk(tree):  # each node comes after those around it
         match node:
+            case ast.comprehension():
+                loop_variables |= {id(target) for target in ast.walk(node.target)}
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield node.lineno, node.name
             case ast.arg(arg=name) if name not in ("self", "cls"):
                 yield node.lineno, name
-            case ast.Name(id=name, ctx=ast.Store()) if id(node) not in comprehensions:
+            case ast.Name(id=name, ctx=ast.Store()) if id(node) not in loop_variables:
                 yield node.lineno, name
             case ast.Attribute(attr=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
                 yield node.lineno, name

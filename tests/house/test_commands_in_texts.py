@@ -26,10 +26,11 @@ TYPED = re.compile(
 
 def texts(path: Path) -> Iterator[str]:
     """Yield the literal texts of a file, without its docstrings."""
-    tree = ast.parse(path.read_text())
-    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+    documents = set[int]()
+    for node in ast.walk(ast.parse(path.read_text())):  # each node comes after those around it
+        if isinstance(node, ast.Expr):
+            documents.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
             yield node.value
 
 
