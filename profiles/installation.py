@@ -126,6 +126,12 @@ def relative_path(path: str | Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
+def shown_path(path: str | Path) -> str:
+    """Return a path in short, to be read: relative to the current folder, or below ``~`` where it lies outside."""
+    shown, home = Path(relative_path(path)), Path.home()
+    return f"~/{shown.relative_to(home)}" if shown.is_relative_to(home) else str(shown)
+
+
 def saved_profiles(config: Path) -> Path:
     """Return the folder of the saved profiles that belong to ``config``: beside it, or the user's."""
     if IS_CHECKOUT or config.parent != SHARED:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # a module that loads SSH, which the first screen does withou
 NEW, DOCTOR = "new", "doctor"
 _AROUND = 10
 """Lines of the screen outside the list."""
-_LONG = 40
-"""Length of a description above which its row may cut it."""
+_BESIDE = 9
+"""Cells of a line outside its two columns: margins, the cursor, gaps, the scroll bar."""
 _FINISHED = 5
 """Finished runs that are listed; ``runs list`` has them all."""
 
@@ -89,11 +89,17 @@ class HomeScreen(StepScreen):
     def _about(self, profile: KnownProfile) -> list[Content]:
         entry, presences = profile.entry, self.state.presence_of(profile)
         machines = [_presence(presence) for presence in presences]
-        about = [muted(entry.description)] if len(entry.description) > _LONG else []
+        about = [muted(entry.description)] if self._cuts(_profile(profile, presences)) else []
         any_far = any(presence.far for presence in presences)
         traffic_note = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if any_far else []
         problem = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
         return [*about, *([join(*machines)] if machines else []), *traffic_note, *problem]
+
+    def _cuts(self, row: TableRow) -> bool:
+        """Whether the second cell of a row has no room for its text."""
+        names = max((table_row.cells[0].cell_length for table_row in self.rows(self.state)), default=0)
+        width = self.app.size.width - _BESIDE - min(names, self.COLUMNS[0].max_width)
+        return row.cells[1].cell_length > min(width, self.COLUMNS[1].max_width)
 
     def right_keys(self) -> tuple[Key, ...]:
         leave = replace(EVERYWHERE[0], label="Leave", help="Leave; runs continue.")

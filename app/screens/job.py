@@ -21,7 +21,7 @@ from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, It
 from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.options import OptionSpec, check_value
-from profiles.quantities import memory_text
+from profiles.quantities import duration_text, memory_text
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _PLAIN = {
@@ -100,6 +100,8 @@ class JobScreen(StepScreen):
             return muted("comparing with the machines' memory")
         if fits.status is ItemStatus.FAILED:
             return StatusMark.WARNING.show(fits.cause)
+        if not bad and any(not row.needed or not row.free for row in fits.value):
+            return muted("not known yet")
         if not bad:
             number = len(fits.value)
             machines = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
@@ -221,7 +223,7 @@ class JobScreen(StepScreen):
     def _ask_reference(self, name: str) -> None:
         job = self.state.job.value
         names, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
-        accepted = "a name in config.ini, a folder, or a name on the Hugging Face hub"
+        accepted = "a folder, or a name on the Hugging Face hub or in config.ini"
         dialog = TextDialog(
             "Which model?" if name == MODEL else "Which data set?",
             [muted(f"Type {accepted}, or press down for the list.")],
@@ -260,8 +262,7 @@ class JobScreen(StepScreen):
 def data_words(state_part: StatePart[DataSummary]) -> str:
     """Return a short description of a data set's contents."""
     data = state_part.value
-    length = data.hours or 0.0
-    hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
+    hours = f", {duration_text(data.hours * 3600)}" if data.hours else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
     return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else state_part.label
 
@@ -280,7 +281,8 @@ def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
 
 def _fit(row: Fit) -> Content:
     figures = f"needs {memory_text(row.needed)} of {memory_text(row.free)} free" if row.needed and row.free else ""
-    return join(MARKS[row.status].show(f"{row.name}: {row.label}"), muted(figures))
+    mark = MARKS[row.status] if figures or row.status is not ItemStatus.OK else StatusMark.WAITING
+    return join(mark.show(f"{row.name}: {row.label}"), muted(figures))
 
 
 def _problem(name: str, value: str) -> str:

@@ -181,7 +181,6 @@ def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
         ("command", _SAVE_FIRST if unsaved else "", "$text-warning"),
-        *[("writes", text, "") for text in plan.files],
         ("network", "; ".join(plan.network), ""),
     ]
     lines, previous_label = [], ""

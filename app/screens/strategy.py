@@ -105,6 +105,8 @@ class StrategyScreen(StepScreen):
             return muted(f"Merging every {counted(chosen.best_interval, 'step')} is recommended.")
         if recommended is not None and recommended is not chosen:
             return muted("This is not the recommended way.")
+        if len(state.ways) == 1:
+            return muted("" if chosen is None or chosen.seconds else "Enter goes on without measuring.")
         return muted("Arrow keys select a way; times are predicted from measured links and speeds.")
 
     def draw(self) -> None:
@@ -204,7 +206,8 @@ def _unknown(ranked: CandidateRow) -> str:
 def _about(ranked: CandidateRow, detailed: bool) -> list[Content]:
     candidate, choice = ranked.candidate, ranked.choice
     members = f"{together_text(choice.members, choice.blocks)}{', not encrypted' if choice.engine == 'nccl' else ''}"
-    lines = [literal(", ".join(filter(None, (members, rhythm_text(ranked)))))]
+    described = ", ".join(filter(None, (members, rhythm_text(ranked))))
+    lines = [] if choice.alone and not detailed else [literal(described)]  # the row names the machine
     lines += [muted(text) for text in list(about(ranked))[1:]]  # the first one stands above the table
     if detailed and candidate.step:
         lines.append(muted(_in_numbers(ranked)))

@@ -76,7 +76,7 @@ def findings(profile: Profile) -> dict[str, Any]:
         "notes": list(_notes(_history(tables), data)),
         "few": too_few(len(splits.get("train", ()))),
         **_too_long(profile, splits),
-        **_measure_recordings([clip for clips in splits.values() for clip in clips]),
+        **_measure_recordings(splits),
     }
 
 
@@ -175,23 +175,26 @@ def _columns(path: Path) -> list[str]:
     return list(read_table(tables[0]).columns) if tables else []
 
 
-def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
-    """Read the headers: how long the recordings are, and which cannot be read."""
+def _measure_recordings(splits: SpeechSplits) -> dict[str, Any]:
+    """Read the headers: how long the recordings to train on are, and which of all cannot be read."""
     from speech.data.audio import duration_of  # 100 ms, not needed to read tables
     from speech.data.sound_file import AudioError
 
+    train = splits.get("train", [])
     seconds, looked_at, broken = 0.0, 0, list[str]()
+    clips = [*train, *(clip for split, others in splits.items() if split != "train" for clip in others)]
     for clip in _in_time(clips, PATIENCE):
         looked_at += 1
         if not isinstance(clip.audio, FileSource):
             continue
         try:
-            seconds += duration_of(clip.audio.path)
+            length = duration_of(clip.audio.path)
         except AudioError as error:
             broken.append(f"{clip.audio.path}: {error}")
-    estimated_seconds = seconds * len(clips) / looked_at if looked_at else 0.0
+        else:
+            seconds += length if looked_at <= len(train) else 0.0
     return {
-        "hours": estimated_seconds / 3600,
+        "hours": seconds * len(train) / max(1, min(looked_at, len(train))) / 3600,
         "looked_at": looked_at,
         "broken": broken[:SHOWN_BROKEN],
         "broken_count": len(broken),

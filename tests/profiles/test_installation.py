@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profiles.installation import package_line
+from profiles.installation import package_line, shown_path
 from tests.preloaded.python import python_itself
 
 
@@ -30,3 +30,12 @@ def test_a_package_is_added_by_the_tool_that_made_the_environment(
 def test_setuptools_can_be_loaded_after_a_package_was_missing() -> None:
     program = "from profiles.installation import package_line; package_line('x'); import setuptools"
     subprocess.run([python_itself(), "-c", program], check=True)
+
+
+def test_a_path_is_shown_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "here")
+    assert shown_path(tmp_path / "here" / "a.ini") == "a.ini"
+    assert shown_path(tmp_path / "b" / "c.ini") == "~/b/c.ini"
+    assert shown_path("/dev/null") == "/dev/null"

@@ -13,14 +13,14 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.wizard.plain.plain_words import strategy_lines
 from app.wizard.state.launch_records import LaunchProgress, LaunchRow
-from app.wizard.state.records import ItemStatus, JobOption, MachineRow
+from app.wizard.state.records import Fit, ItemStatus, JobOption, MachineRow
 from app.wizard.state.state import StatePart, Step, TaskKind
 from distributed.hosts.file import Machine
 from distributed.preparation.provision import InstallProgress
 from profiles.options import options_by_name
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import DESK, JOB, MACHINES, STRATEGY, STUDIO, Still, at
-from tests.wizard.fake_services import pair
+from tests.screens.states import DESK, HOME, JOB, MACHINES, STRATEGY, STUDIO, Still, at
+from tests.wizard.fake_services import known, pair
 
 DOUBT = "measured while b was busy (other programs used 62 % of its processors)"
 
@@ -54,6 +54,31 @@ def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
     words = shown(steering, ["o"])
     assert "passes over the training data" in words and "samples at a time on one device" in words
     assert "/home/ada/models/of the kitchen/tiny" in shown(steering, ["o", "end"])
+
+
+def test_a_description_stands_under_its_row_only_where_the_row_cuts_it() -> None:
+    steering = at(Step.HOME)
+    fits = "Whisper tiny on your recordings, by adapters"
+    for description, times in ((fits, 1), (f"{fits}, and on those of all your friends", 2)):
+        home = replace(HOME, runs=(), profiles=(known("demo", description=description),))
+        steering.state = steering.state.putting(TaskKind.HOME, value=home)
+        assert shown(steering, ["down"]).count(fits[:30]) == times
+
+
+def test_a_model_of_unknown_size_is_not_said_to_fit() -> None:
+    steering = at(Step.JOB)
+    unknown = (Fit("SHA256:desk", "desk", 0, 24_000_000_000, status=ItemStatus.OK, words="not known yet"),)
+    steering.state = steering.state.putting(TaskKind.FITS, value=unknown)
+    words = shown(steering, ["down", "down"])
+    assert "fits" not in words and "✓ desk" not in words and "desk: not known yet" in words
+
+
+def test_one_machine_is_named_once_as_the_way_to_train() -> None:
+    steering = at(Step.STRATEGY)
+    alone = replace(STRATEGY, ways=STRATEGY.ways[-1:], reasons=("desk is the only machine: it trains alone",))
+    steering.state = steering.state.putting(TaskKind.FORECAST, value=alone)
+    words = shown(steering)
+    assert "desk alone" not in words and "Arrow keys" not in words
 
 
 def test_a_long_value_stands_whole_under_its_option() -> None:

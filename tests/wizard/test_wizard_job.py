@@ -79,8 +79,13 @@ def test_broken_recordings_are_counted(tmp_path: Path) -> None:
     (tmp_path / "good.opus").write_bytes(good.read_bytes())
     (tmp_path / "bad.wav").write_bytes(b"no sound")
     (tmp_path / "train.csv").write_text("id,audio_path,text\na,good.opus,yes\nb,bad.wav,no\n")
-    found = findings(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))))
-    assert found["splits"] == {"train": 2} and found["broken_count"] == 1
+    profile = Profile(name="x", data=DataSettings(dataset_path=str(tmp_path)))
+    hours = findings(profile)["hours"]
+    (tmp_path / "test.csv").write_text("id,audio_path,text\nc,held.opus,yes\n")
+    (tmp_path / "held.opus").write_bytes(good.read_bytes())
+    found = findings(profile)
+    assert found["hours"] == hours > 0  # of those to train on, as many as are counted beside it
+    assert found["splits"] == {"train": 2, "test": 1} and found["broken_count"] == 1
     assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
 
 

@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from app.console import TOUR_PROFILE, command_line, visible
 from app.dashboard.dialogs.model_process import ModelProcess
-from app.dashboard.tabs.samples import sample_texts
+from app.dashboard.tabs.samples import marked_texts
 from app.report import next_commands, rerun_line
 from app.run_view.view import EndedRun
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
@@ -79,7 +79,7 @@ class AskingDialog(Dialog):
             return StatusMark.PROBLEM.show(visible(asking.problem))
         if asking.sample is None:
             return StatusMark.WORKING.show(visible(asking.models.stage))
-        return Content("\n").join(sample_texts(asking.kind, asking.sample))
+        return Content("\n").join(marked_texts(asking.kind, asking.sample))
 
 
 class FriendDialog(CommandDialog):
@@ -87,7 +87,7 @@ class FriendDialog(CommandDialog):
 
     def __init__(self, model: Path, use: str) -> None:
         lines = (
-            f"1. Copy the folder {model} to your computer.",
+            f"1. Copy the folder {model} to their computer.",
             "2. Install Muster there:  uv tool install 'muster-train[train]'",
             f"3. {use}",
         )

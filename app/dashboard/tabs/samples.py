@@ -9,6 +9,7 @@ from app.shell.dialogs import Dialog
 from app.shell.text import literal
 from training.tasks.outputs.showcase import Sample, Showcase
 
+_LEGEND = "Words that were not said are red, left out ones in brackets."
 _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 
 
@@ -16,7 +17,7 @@ class SamplesDialog(Dialog):
     """All samples of a run; the report plays those with sound."""
 
     def __init__(self, showcase: Showcase) -> None:
-        legend = " Words that were not said are red, left out ones in brackets." * (showcase.kind == "speech")
+        legend = f" {_LEGEND}" * (showcase.kind == "speech")
         lines = [literal(showcase.rule + legend, "$text-muted")]
         for sample in showcase.samples:
             lines += [Content(""), _heading(showcase.kind, sample)]
@@ -29,6 +30,12 @@ class SamplesDialog(Dialog):
 def sample_texts(kind: str, sample: Sample) -> list[Content]:
     """Return the lines of a sample: reference or prompt, and the outputs before and after training."""
     return [_line(name, text) for name, text in rows(kind, sample)]
+
+
+def marked_texts(kind: str, sample: Sample) -> list[Content]:
+    """Return the same, with what marked words mean where some are."""
+    marked = kind == "speech" and any(mark for _, text in rows(kind, sample) for _, mark in text)
+    return [*sample_texts(kind, sample), *([Content(""), literal(_LEGEND, "$text-muted")] if marked else [])]
 
 
 def sample_lines(showcase: Showcase, width: int, max_samples: int) -> list[Content]:

@@ -102,7 +102,8 @@ def job_lines(state: WizardState) -> Iterator[str]:
     job, data = state.job.value, state.data.value
     yield f"  profile: {state.answers.profile}"
     yield f"  model: {job.model or 'none'} (known: {', '.join(job.models)}; or a folder, or a name on the hub)"
-    yield f"  dataset: {job.dataset or 'none'}: {state.data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
+    length = f", {duration_text(data.hours * 3600)}" if data.hours else ""
+    yield f"  dataset: {job.dataset or 'none'}: {state.data.label}{length}"
     yield from _trouble(state.data)
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)

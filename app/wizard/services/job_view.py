@@ -131,8 +131,8 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
     """Read a summary of a profile's data set."""
     if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
         return _unusable("not chosen", "no data set is chosen",
-                         "choose one: a folder with train.csv inside, or the name of one on the hub; "
-                         "prepare and segment make such a folder of other recordings")  # fmt: skip
+                         "choose one: the folder of your recordings and their table, or the name of one on the hub; "
+                         "prepare and segment make such a folder of others")  # fmt: skip
     summary = outside.look_at_data(profile)
     if "error" in summary:
         return _unusable("cannot be used", str(summary["error"]), str(summary.get("hint", "")))

@@ -32,7 +32,7 @@ from profiles.errors import BadInput, MusterError
 from profiles.files.layers import DEFAULT
 from profiles.files.library import Library, check_name, saved_folder
 from profiles.files.resolve import load_profile, save_profile
-from profiles.installation import RUNS_FOLDER, relative_path
+from profiles.installation import RUNS_FOLDER, relative_path, shown_path
 from profiles.options import as_text, has_effect, options_by_name
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
@@ -289,7 +289,7 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
         stay: whether data stay on their machines.
     """
     for path in saved.files:
-        yield MachineChange(f"file:{path.name}", "this computer", relative_path(path), "~" if path.exists() else "+")
+        yield MachineChange(f"file:{path.name}", "this computer", shown_path(path), "~" if path.exists() else "+")
     run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
     yield MachineChange("run", "this computer", run)
     settings = saved.planning.settings if saved.planning is not None else None
