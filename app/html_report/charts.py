@@ -29,7 +29,7 @@ from app.run_view.run_series import (
     smoothed,
 )
 from app.run_view.run_state import RunState, machine_changes
-from profiles.quantities import figure_text
+from profiles.quantities import bytes_text, figure_text
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
@@ -330,7 +330,8 @@ def _exchanged(state: RunState, name: str, description: str) -> ReportChart | No
     if len(points) < 2:
         return None
     trace = curve(points, name, {"color": BLUE}, "lines+markers")
-    note = f"{description} Last: {figure_text(points[-1].mean)}."
+    newest = points[-1].mean
+    note = f"{description} Last: {bytes_text(newest) if 'bytes' in name else figure_text(newest)}."
     return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 

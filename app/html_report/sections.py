@@ -156,7 +156,7 @@ def network(evidence: Evidence) -> str:
         return "<p>Nothing was exchanged: one worker trained alone.</p>"
     rows = []
     for rank, work in exchanged.items():
-        mean = f"{work.sync_seconds / work.syncs * 1000:.1f} ms" if work.syncs else "-"
+        mean = time_text(work.sync_seconds / work.syncs) if work.syncs else "-"
         moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
         rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
     header = ("machine", "sent", "received", "synchronisations reported", "mean each", "wait in steps")
@@ -180,6 +180,8 @@ def strategy(evidence: Evidence) -> str:
     rows: list[tuple[str, object]] = [("strategy", metadata.strategy), ("engine", metadata.engine)]
     rows.append(("why", metadata.strategy_reason or "the profile or a person chose it; no reason was recorded"))
     best = planning.best if planning else None
+    if best is None and len(metadata.hosts) == 1:
+        return "<p>One machine trained alone.</p>"
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
     reasons = (*planning.reasons, *best.reasons)

@@ -71,13 +71,14 @@ def _worst(plan: RunPlan | None, before: Sequence[Prediction], after: Sequence[P
         f"<td>{marked(prediction, earlier.get(prediction.id))}</td></tr>"
         for prediction, sound in zip(chosen, sounds, strict=True)
     )
+    number = f" {len(chosen)}" if len(chosen) > 1 else ""
     head = "".join(f"<th>{name}</th>" for name in ("recording", "sound", "said", "heard before", "heard after"))
     note = (
         "Texts are normalised as for the WER. <mark>Marked</mark> words were not said, <del>struck</del> ones "
         "were left out, <ins>underlined</ins> ones were wrong before and are right now."
     )
     return (
-        f'<h3>The worst {len(chosen)}</h3><p>{note}</p><div class="wide"><table class="heard"><thead><tr>{head}</tr>'
+        f'<h3>The worst{number}</h3><p>{note}</p><div class="wide"><table class="heard"><thead><tr>{head}</tr>'
         f"</thead><tbody>{rows}</tbody></table></div>"
     )
 

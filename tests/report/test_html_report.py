@@ -25,6 +25,7 @@ from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.run_folder import RunFolder
 from training.tasks.outputs.predictions import BEFORE, Prediction, write_predictions
 from training.tasks.outputs.predictions import FOLDER as EVALUATION
 from training.tasks.outputs.predictions import NAME as PREDICTIONS
@@ -138,6 +139,8 @@ def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path)
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
     (run / "planning.json").write_text("{}")
     assert "No plan was kept with this run" in shown(run)
+    RunFolder.open(run).update_metadata(hosts=RunFolder.open(run).metadata.hosts[:1])
+    assert "No plan was kept" not in shown(run) and "One machine trained alone." in shown(run)
 
 
 def test_one_synchronisation_makes_no_course(tmp_path: Path) -> None:
