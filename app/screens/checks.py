@@ -148,7 +148,7 @@ class ChecksScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if any(check.fixable for check in state.checks):
-            return muted("f installs what is missing; i sends it from here where there is no internet.")
+            return muted("i sends the packages from here, to machines without internet.")
         return muted("Checking changes nothing on any machine.")
 
     @property

@@ -252,7 +252,7 @@ class AccessScreen(StepScreen):
         if row is not None and row.need is AccessNeed.TRUST:
             return literal("New host key: press enter to compare it.", "$text-warning")
         if row is not None and row.need is AccessNeed.PASSWORD:
-            asked = "Enter asks for its password: used once, to install a key, and never stored."
+            asked = "Enter asks for its password, once, to install a key."
             return literal(asked, "$text-warning")
         if row is not None and row.need is AccessNeed.APPROVAL:
             return literal("Enter shows what its hosts file can run on this computer.", "$text-warning")

@@ -108,8 +108,8 @@ def promised_time(planning: Planning | None) -> RunTime | None:
 
 
 def quality_text(planning: Planning, candidate: Candidate) -> str:
-    """Return the effect of a candidate on the result, in words: when it reaches the final loss of one machine, and the
-    expected increase of the loss.
+    """Return the effect of a candidate on the result, in words: the expected increase of the loss, and when it reaches
+    the final loss of one machine.
 
     Empty if it learns as much as one machine from the same samples.
     """
@@ -120,9 +120,9 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
         if 0 < after < _NOTICEABLE_RATIO * seconds:
             words.append(f"After {duration_text(after)} it is where {alone} would end.")
         elif _NOTICEABLE_RATIO * after > seconds:
-            words.append(f"Only after {duration_text(after)} would it be where {alone} would end.")
+            words.append(f"To end where {alone} ends, it would have to train for {duration_text(after)}.")
     if candidate.loss_increase:
-        words.append(f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
+        words.insert(0, f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)
 
 
