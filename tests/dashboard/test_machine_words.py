@@ -8,11 +8,12 @@ import pytest
 from run_folders import started, steps
 
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.charts import newest_text
+from app.dashboard.tabs.charts import SERIES_COLUMNS, newest_text
 from app.dashboard.tabs.machines import who_is_slow
 from app.dashboard.tabs.network import sums
 from app.run_view.ribbon import series_of_member
 from app.run_view.run_state import reduce_events
+from app.shell.text import TableRow, draw, literal
 from tests.app.app_events import sync
 
 
@@ -38,3 +39,9 @@ def test_the_share_of_waiting_is_one_figure_on_all_tabs() -> None:
     assert newest_text(picture, "wait share") == "17 %"
     inner = [point.mean for point in series_of_member(picture.state, 0, "wait share").points()[10:-10]]
     assert inner == pytest.approx([1 / 6] * len(inner))
+
+
+def test_the_name_of_a_series_is_broken_between_words() -> None:
+    row = TableRow("x", (literal("validation perplexity"), literal("257.1")))
+    lines = [line.content.plain.split() for line in draw(SERIES_COLUMNS, row, {"name": 20, "value": 5}, 28)]
+    assert lines == [["validation", "257.1"], ["perplexity"]]

@@ -86,6 +86,8 @@ def test_sixteen_machines_have_their_names_by_both_ends() -> None:
 def test_before_the_first_step_the_machines_say_what_they_do() -> None:
     shown = lines(loss_chart(picture(*started())))
     assert any(line.startswith("◐ air") and "│cpu" in line and line.endswith("started") for line in shown)
+    failed = MemberEvent(member=1, time=BEGAN, status="failed", name="air", message="air: no such folder: model")
+    assert any("│no such folder: model" in line for line in lines(loss_chart(picture(*started(), failed))))
 
 
 def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:

@@ -225,6 +225,10 @@ def _steps(window: Window, across: int) -> str:
 # -------------------------------------------------------------------------------------------------------------- the tab
 
 
+SERIES_COLUMNS = (
+    TableColumn("name", "series", max_width=20, min_width=8, folds=True),
+    TableColumn("value", "newest", right=True, min_width=5, rank=1),
+)
 STRENGTHS = (0.0, 0.6, 0.9, 0.98)
 ZOOMS = (1.0, 0.5, 0.25, 0.1, 0.02)
 COLOURS = ("$text-primary", "$text-success", "$text-accent", "$text-warning", "$text-secondary", "$text-error")
@@ -312,11 +316,7 @@ class ChartsPane(Pane):
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            columns = (
-                TableColumn("name", "series", max_width=20, min_width=8),
-                TableColumn("value", "newest", right=True, min_width=5, rank=1),
-            )
-            yield RowTable(columns, empty="Series appear here with the first step.", id="series")
+            yield RowTable(SERIES_COLUMNS, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")
 
     def draw(self, picture: Picture) -> None:

@@ -50,8 +50,10 @@ def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
     if member.active and member.rate is not None and word != "paused":
         word = f"{min(member.rate, 99999):6.1f}/s{member.shares[1]:4.0%}"
     preparing = member.preparing if len(picture.state.members) > 1 else ""  # of one alone the headline says it
-    words = member.message if not member.active and member.message else preparing or member.device
-    return Strip(ribbon, picture.name(member.rank), mark, words, word, member.status in TROUBLE)
+    name = picture.name(member.rank)
+    why = member.message.removeprefix(f"{name}: ")  # it stands beside the words
+    words = why if not member.active and why else preparing or member.device
+    return Strip(ribbon, name, mark, words, word, member.status in TROUBLE)
 
 
 def margin(shown: Sequence[Strip], width: int, minimum: int) -> int:
