@@ -38,7 +38,7 @@ def test_a_machine_that_was_cut_off_trains_again_when_it_is_back(make_lab: MakeL
         assert len(after) == len(set(after))
         shown = [terminal.communicate(timeout=60)[1] for terminal in terminals]
         assert [terminal.returncode for terminal in terminals] == [130, 130]
-        assert all(text.count("the run was stopped") == 1 and text.count("a started") == 1 for text in shown)
+        assert all(text.count("the run was stopped") == 1 and text.count("a joined") == 1 for text in shown)
     finally:
         muster.leave_nothing()
 

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.machinery
+import io
 import marshal
 import os
 import resource
@@ -245,11 +246,13 @@ def wishes(connection: int, tell: int) -> dict[str, Any]:
     document["received"] = files
     pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     document["limits"] = [(kind, resource.prlimit(pid, kind)) for kind in _LIMITS]
+    document["client"] = pid
     if not join(pid):
         os.write(tell, os.getpid().to_bytes(4, "big"))
     elif child := os.fork():
         watch(Copy(child, os.pidfd_open(child), connection), files)
     else:
+        document["client"] = 0  # it has another number there
         die_with_parent()
     client.detach()
     return document
@@ -309,9 +312,39 @@ def become(document: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN if number in document["ignored"] else usual)
     for kind, limit in document["limits"]:
         resource.setrlimit(kind, limit)
-    sys.stdin = sys.__stdin__ = stream(0, "r")
+    sys.stdin = sys.__stdin__ = standard_input(document["client"])
     sys.stdout = sys.__stdout__ = stream(1, "w")
     sys.stderr = sys.__stderr__ = stream(2, "w", errors="backslashreplace", buffering=1)
+
+
+class Input(io.FileIO):
+    """Standard input of a copy. A client that was killed is dead before its copy is: where its starter closes this
+    then, the copy has not seen the end of the input."""
+
+    client = 0
+    """Its number; 0: unknown."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        if count == 0 and self.client and has_ended(self.client):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return count
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def standard_input(client: int) -> Any:
+    try:
+        raw = Input(0, closefd=False)
+    except OSError:  # the client's is closed
+        return None
+    raw.client = client
+    return io.TextIOWrapper(io.BufferedReader(raw))
 
 
 def stream(number: int, mode: str, errors: str = "strict", buffering: int = -1) -> Any:

@@ -107,3 +107,20 @@ def test_it_does_not_outlive_whom_it_stands_for() -> None:
     process.kill()
     process.communicate(timeout=60)
     until(lambda: not psutil.pid_exists(number))
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_does_not_see_its_input_end(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    process, number = started(f"sys.stdin.read(1); open({str(seen)!r}, 'w')")
+    server = psutil.Process(number).parent()
+    assert server is not None
+    server.suspend()  # which kills it otherwise
+    try:
+        with process:  # closes its input, too
+            process.kill()
+            process.wait(60)
+        until(lambda: psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        server.resume()
+    assert not seen.exists()
