@@ -128,7 +128,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """More than there are processors: many tests wait, for a process or for an answer, and those of the lab longest."""
-    return (os.cpu_count() or 1) + (3 if config.option.markexpr == _ALL else 1)
+    return (os.cpu_count() or 1) + (2 if config.option.markexpr == _ALL else 1)
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which ones are wanted
