@@ -49,7 +49,7 @@ def noted(machine: str, argv: Sequence[str]) -> Iterator[None]:
     record = note(machine, argv)
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever it was, it is recorded, and raised again
         record.outcome = failure_text(error)
         with _guard:
             earlier = [one for one in _ran if one is not record and _is_same(one, record)]
