@@ -16,6 +16,7 @@ from app.wizard.state.state import Step
 from profiles.errors import BadInput
 from speech.report.hearing import HearingDialog
 from tests.dashboard.test_next_steps import CLIP, MODEL
+from tests.lab.processes import is_dead
 from tests.screens.pilot import fixed_clock, run, until_text
 from tests.screens.states import at
 from tests.waiting import until
@@ -64,15 +65,11 @@ def test_files_go_with_it() -> None:
         models.ask("transcribe", str(clip))
 
 
-def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def leave(script: str, shown: str, *keys: str) -> list[bool]:
     """Ask a model, press keys, and end the application; return whether the model's process, and each of its children,
     had ended before that."""
     models = process_of(script)
-    processes: list[psutil.Process] = []
+    processes: list[int] = []
     states: list[bool] = []
 
     async def drive(pilot: Pilot[Any]) -> None:
@@ -82,12 +79,12 @@ def leave(script: str, shown: str, *keys: str) -> list[bool]:
         await until_text(pilot, shown)
         assert models._process is not None
         leader = psutil.Process(models._process.pid)
-        processes.extend([leader, *leader.children()])
+        processes.extend(process.pid for process in (leader, *leader.children()))
         await pilot.press(*keys)
-        states.extend(map(ended, processes))
+        states.extend(map(is_dead, processes))
 
     run(WizardApp(cast(Any, at(Step.LINKS)), clock=fixed_clock), drive, (120, 32))
-    until(lambda: all(map(ended, processes)))
+    until(lambda: all(map(is_dead, processes)))
     return states
 
 

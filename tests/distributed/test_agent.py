@@ -22,7 +22,7 @@ from distributed.agent.requests import Attach, ListRemains, MachineRequest, Star
 from distributed.agent.spool import Spool
 from distributed.machine.packing import AGENT, program
 from distributed.ssh.process import MAX_LINE
-from tests.lab.processes import signal_all
+from tests.lab.processes import is_dead, line_of, signal_all
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -334,8 +334,7 @@ def test_nobody_home_is_said(agents: Agents) -> None:
 
 
 def guards(daemon: psutil.Process) -> list[psutil.Process]:
-    alive = (one for one in daemon.children() if one.status() != psutil.STATUS_ZOMBIE)
-    return [one for one in alive if "agent.py" in " ".join(one.cmdline())]
+    return [one for one in daemon.children() if not is_dead(one.pid) and "agent.py" in line_of(one.pid)]
 
 
 def test_no_key_stays_where_agent_and_guard_were_both_killed(agents: Agents) -> None:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from distributed import system
 from distributed.agent import machine_health
 from tests.distributed.muster_runs import REPOSITORY
 from tests.distributed.test_agent import Agents, agents
+from tests.lab.processes import is_dead
 from tests.waiting import until
 
 __all__ = ["agents"]
@@ -55,13 +55,6 @@ def kept(awake: Path) -> tuple[int, str]:
     return int(pid), words
 
 
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path) -> None:
     agents.start()
     attachment = agents.attach()
@@ -69,9 +62,9 @@ def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path
     assert words.startswith(("-ims -w ", "--what=idle "))
     attachment.say(n=1, worker={"command": "stop"})
     attachment.records(lambda record: "end" in record)
-    assert lives(pid)  # the model is still to be fetched
+    assert not is_dead(pid)  # the model is still to be fetched
     attachment.say(n=2, bye=True)
-    until(lambda: not lives(pid))
+    until(lambda: is_dead(pid))
     attachment.close()
 
 
@@ -82,7 +75,7 @@ def test_the_machine_that_supervises_stays_awake(awake: Path, tmp_path: Path) ->
     done = subprocess.run(command, input=str(tmp_path).encode(), cwd=REPOSITORY, capture_output=True, timeout=60)
     assert done.returncode == 0
     pid, _ = kept(awake)
-    until(lambda: not lives(pid))
+    until(lambda: is_dead(pid))
 
 
 def test_the_check_tries_what_it_finds(awake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

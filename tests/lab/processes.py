@@ -98,7 +98,7 @@ def end(pid: int, number: int = signal.SIGKILL, patience: float = PATIENCE) -> N
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
     limit = time.monotonic() + patience
-    while started and birth(pid) == started and not _is_dead(pid):
+    while started and birth(pid) == started and not is_dead(pid):
         if time.monotonic() > limit:
             raise TimeoutError(f"process {pid} does not end")
         time.sleep(0.005)
@@ -109,7 +109,8 @@ def kill_now(init: int) -> None:
     end(init)
 
 
-def _is_dead(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
+    """Whether a process is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):

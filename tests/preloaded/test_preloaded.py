@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import profiles
+from tests.lab.processes import is_dead
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 
@@ -120,7 +121,7 @@ def test_one_that_is_killed_does_not_see_its_input_end(tmp_path: Path) -> None:
         with process:  # closes its input, too
             process.kill()
             process.wait(60)
-        until(lambda: psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+        until(lambda: is_dead(number))
     finally:
         server.resume()
     assert not seen.exists()

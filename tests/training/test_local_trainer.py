@@ -21,6 +21,7 @@ from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
+from tests.lab.processes import is_dead, line_of
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.local_trainer import OBJECTS, LocalTrainer, write_objects
@@ -207,7 +208,7 @@ def test_a_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
     coordinator = next(
         child
         for child in psutil.Process().children(True)
-        if child.status() != psutil.STATUS_ZOMBIE and "training.exchange.group.coordinator_main" in child.cmdline()
+        if not is_dead(child.pid) and "training.exchange.group.coordinator_main" in line_of(child.pid)
     )
     coordinator.kill()
     until(lambda: any("started again" in e.message for e in run.events if isinstance(e, WarningEvent)))

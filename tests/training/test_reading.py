@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from test_trainer import losses, train
@@ -22,6 +21,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
+from tests.lab.processes import is_dead
 from tests.waiting import until
 from training.data import batches as batches_module
 from training.data import reading
@@ -216,11 +216,8 @@ def test_processes_end_with_the_one_that_trains_however_it_ends(tmp_path: Path) 
     trains.kill()
     trains.join()
 
-    def is_alive(pid: int) -> bool:
-        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
     assert len(readers) == 2
-    until(lambda: not any(map(is_alive, readers)))
+    until(lambda: all(map(is_dead, readers)))
 
 
 @pytest.mark.slow

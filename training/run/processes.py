@@ -287,7 +287,11 @@ def end_processes(run_id: str, rank: int | None = None) -> list[str]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
-    return [f"{process.pid} {process.name()}" for process in left if process.is_running()]
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{process.pid} {process.name()}")
+    return names
 
 
 class PhaseTimer:
