@@ -26,17 +26,17 @@ from distributed.planning.documents.document import (
 from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.members import as_cut, member_names, plan_run, starter_of
+from distributed.preparation.members import as_cut, check_machines, member_names, plan_run, starter_of
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.schema import Profile
+from training.layouts.compatibility import DIVIDED
 from training.records.events import TimingEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
-from training.run.local_plan import DIVIDED, check_stages
 from training.run.processes import BackgroundProcess, PhaseTimer
 
 DOUBTFUL_AGE = 3600.0
@@ -78,7 +78,6 @@ def plan_machines(
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
-    check_stages(profile)
     is_chosen = profile.strategy.strategy != "auto" or profile.run.layout in DIVIDED
     if is_divided(profile):
         plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured
@@ -293,6 +292,8 @@ class DistributedLauncher:
             BadInput: the profile does not fit that many members.
         """
         self._phases.end("command: program")
+        if not self._prepare_options.allow_missing and self._plan_options.planning is None:
+            check_machines(self.profile, self._hosts.machines)
         self._standby = _supervisor_process()
         machines: Sequence[Ready] = ()
         try:

@@ -102,8 +102,10 @@ _REGISTRIES = {
     "strategy": "training.strategies.registry",
     "codec": "training.exchange.codecs.registry",
     "model": "training.tasks.registry",
+    "run": "training.layouts.compatibility",
 }
-"""Module of the registry, by the section of a profile that holds the options; codecs have no section."""
+"""Module of the registry, by the section of a profile that holds the options; codecs have no section, and ``run`` has
+only a check."""
 
 
 Trait = Literal["speech", "texts", "own code"]
@@ -175,13 +177,13 @@ def declare_form(section: str, form: str, accepts: Callable[[str], bool]) -> Non
 
 
 def declare_check(section: str, check: Callable[[Any], None]) -> None:
-    """Register the check of a section's settings as a whole; it raises :class:`BadInput`, which names the option that
-    conflicts with the others."""
+    """Register the check of a section's settings as a whole, for ``run`` of the whole profile; it raises
+    :class:`BadInput`, which names the option that conflicts with the others."""
     _checks[section] = check
 
 
 def check_together(section: str, settings: BaseModel) -> None:
-    """Check that the settings of a section are compatible with each other.
+    """Check that the settings of a section, for ``run`` those of a profile, are compatible with each other.
 
     Raises:
         BadInput: they are not; names the option.

@@ -17,7 +17,7 @@ from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
-from training.run.local_plan import own_data, plan_local_run
+from training.run.local_plan import check_devices, own_data, plan_local_run
 from training.tasks.registry import size_for
 
 
@@ -38,8 +38,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     ]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
-    if profile.run.layout in INSIDE_LAYOUTS and len(machines) > 1:
-        raise _outside(profile, machines)
+    _check_inside(profile, [link.name for link, _ in machines])
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
     members = [
         member_of(machine, name, rank, profile, local.process(rank).member.batch_size, facts)
@@ -59,16 +58,27 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     return local.model_copy(update=update)
 
 
-def _outside(profile: Profile, machines: Sequence[Ready]) -> BadInput:
-    """Return the error for shards, or slices of matrices, on several machines."""
-    layout, size, names = profile.run.layout, size_for(profile), ", ".join(link.name for link, _ in machines)
-    sent = sent_bytes(cast(Layout, layout), profile, size, len(machines), 4) if size else 0
+def check_machines(profile: Profile, machines: Sequence[Machine]) -> None:
+    """Check the layout of a run on listed machines, before they are prepared.
+
+    Raises:
+        BadInput: it does not work with so many machines or devices.
+    """
+    _check_inside(profile, [machine.name for machine in machines])
+    check_devices(profile, sum(len(devices_of(machine)) for machine in machines))
+
+
+def _check_inside(profile: Profile, names: Sequence[str]) -> None:
+    """Refuse shards, or slices of matrices, on several machines."""
+    layout = profile.run.layout
+    if layout not in INSIDE_LAYOUTS or len(names) < 2:
+        return
+    size = size_for(profile)
+    sent = sent_bytes(cast(Layout, layout), profile, size, len(names), 4) if size else 0
     amount = f", {bytes_text(sent)} from each machine," if sent else ""
     contents = "weights and gradients" if layout == "shard" else "activations of each layer"
-    message = (
-        f"layout = {layout} is for the devices of one machine, not for {names}: each step would send all {contents}"
-    )
-    return BadInput(f"{message}{amount} while all wait", "set layout = pipeline", option="layout")
+    message = f"layout = {layout} is for the devices of one machine, not for {', '.join(names)}: each step would send"
+    raise BadInput(f"{message} all {contents}{amount} while all wait", "set layout = pipeline", option="layout")
 
 
 def _as_one(rank: int, members: Sequence[MemberPlan], addresses: Mapping[str, str], is_only: bool) -> MemberPlan:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from profiles.declarations import check_together, forms, is_valid_choice, nearest
 from profiles.errors import BadInput
@@ -46,7 +46,7 @@ from profiles.options import (
     options_by_name,
     strategies_in,
 )
-from profiles.schema import Profile, StrategySettings
+from profiles.schema import Profile
 
 NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
 
@@ -189,12 +189,14 @@ def _validated(name: str, merged: Merged) -> Profile:
             section_values[section] = validated
     _refuse_unknown_strategy(section_values["strategy"].strategy, merged)
     _refuse_ignored(section_values["model"].task, section_values["strategy"].strategy, merged)
-    _refuse_together(section_values["strategy"], merged)
+    _refuse_together("strategy", section_values["strategy"], merged)
     section_values["run"] = section_values["run"].model_copy(update={"fit_memory": settings_to_fit(merged)})
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
     }
-    return Profile(name=name, **names, **section_values)
+    profile = Profile(name=name, **names, **section_values)
+    _refuse_together("run", profile, merged)
+    return profile
 
 
 def _refuse_unknown_strategy(name: str, merged: Merged) -> None:
@@ -212,10 +214,10 @@ def _refuse_unknown_strategy(name: str, merged: Merged) -> None:
     raise BadInput(f"unknown strategy '{name}'", hint, option="strategy", place=prefix)
 
 
-def _refuse_together(strategy: StrategySettings, merged: Merged) -> None:
-    """Refuse now what the strategy would refuse when the machines begin to train."""
+def _refuse_together(section: str, settings: BaseModel, merged: Merged) -> None:
+    """Refuse now what would be refused when the machines are ready, or begin to train."""
     try:
-        check_together("strategy", strategy)
+        check_together(section, settings)
     except BadInput as error:
         setting = merged.settings.get(error.option, Setting("", DEFAULT))
         prefix = setting.describe(error.option)

@@ -310,7 +310,8 @@ def test_a_plan_has_members_of_as_many_devices_as_asked_for(
     stages: int, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(divided_plan, "size_for", lambda profile: UNTIED)
-    options = {**FIXED, "layout": "pipeline", "stages": stages, "strategy": "diloco", "sync_interval": 20}
+    between = {"stages": stages, "strategy": "diloco", "sync_interval": 20} if stages else {}
+    options = {**FIXED, "layout": "pipeline", **between}
     planning = divided_plan.plan_layout(
         home(400, 400, 400, 400), planned_job(10_000), profile_from_options("mine", options)
     )

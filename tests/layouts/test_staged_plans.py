@@ -12,6 +12,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from distributed.hosts.schema import Hosts, Machine
+from distributed.launcher import DistributedLauncher
 from distributed.planning.layouts.divided_plan import fit_locally
 from distributed.planning.memory import fitting
 from distributed.planning.memory.fitting import MemoryBudget, fit_to_budgets
@@ -22,6 +24,7 @@ from training.exchange.base import SoloExchange
 from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
 from training.layouts.parts import _announced, collect_parts
+from training.local_trainer import LocalTrainer
 from training.loop.trainer import Trainer
 from training.model.model_files import join_files
 from training.records.plan import DevicePlan
@@ -72,6 +75,43 @@ def test_processes_of_other_runs_are_their_members() -> None:
 def test_what_does_not_go_with_a_pipeline_is_refused(options: dict[str, Any], workers: int, reason: str) -> None:
     with pytest.raises(BadInput, match=f"layout = pipeline .*{reason}"):
         plan_local_run(profile_of(**options), workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "reason"),
+    [
+        ({"layout": "auto", "stages": 2}, "stages", "stages = 2 is for a pipeline, and layout = auto"),
+        ({"stages": 1}, "layout", "layout = pipeline needs members of 2 devices or more, not stages = 1"),
+        ({"offload": True}, "offload", "offload = true: only shards can be kept in main memory"),
+        ({"simulate": 2}, "layout", "layout = pipeline is for workers that are not simulated"),
+        ({"strategy": "diloco"}, "layout", "layout = pipeline has one member, no use for diloco"),
+        ({"strategy": "demo", "stages": 2}, "layout", "layout = pipeline does not work with demo"),
+        ({"layout": "shard", "optimizer": "adafactor"}, "layout", "optimizer = adafactor needs whole ones"),
+    ],
+)
+def test_what_no_machines_could_train_is_refused_with_the_profile(
+    options: dict[str, Any], option: str, reason: str
+) -> None:
+    with pytest.raises(BadInput, match=reason) as caught:
+        profile_of(**options)
+    assert caught.value.option == option and "\n" not in str(caught.value)
+    with pytest.raises(BadInput, match=reason):
+        LocalTrainer(nn.Linear(1, 1), [0.0]).fit(**{"layout": "pipeline", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"stages": 2}, "cannot divide 3 devices into members of stages = 2"),
+        ({"layout": "shard"}, "not for a, b: each"),
+    ],
+)
+def test_what_listed_machines_could_not_train_is_refused_before_they_are_asked(
+    options: dict[str, Any], reason: str
+) -> None:
+    hosts = Hosts(machines=(Machine(name="a", devices=("cpu", "cpu")), Machine(name="b")))
+    with pytest.raises(BadInput, match=reason):
+        DistributedLauncher(hosts, profile_of(**options)).plan()
 
 
 def test_a_pipeline_needs_real_workers() -> None:

@@ -59,6 +59,11 @@ def test_what_the_strategy_refuses_is_said_beside_its_option(strategy: str, name
     assert row.problem and row.value == value
 
 
+def test_a_layout_that_goes_with_no_machines_is_said() -> None:
+    job = job_of(JobAnswers("demo", (("layout", "auto"), ("stages", "2"))))
+    assert job.assessment.status is ItemStatus.FAILED and "stages = 2 is for a pipeline" in job.assessment.cause
+
+
 def test_a_model_that_is_none_is_said() -> None:
     job = job_of(JobAnswers("demo", (("model", "no-such"),)))
     assert job.assessment.status is ItemStatus.FAILED and "no-such" in job.assessment.cause

@@ -10,7 +10,8 @@ from profiles.schema import Profile
 from profiles.split import split_of
 from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
-from training.layouts.inside.checks import INSIDE_LAYOUTS, check_inside
+from training.layouts.compatibility import DIVIDED, check_layout, refusal_of_layout
+from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import new_run_id
 from training.strategies.costs import start_of
@@ -18,15 +19,10 @@ from training.strategies.registry import (
     check_settings,
     check_strategy,
     default_strategy,
-    refusal_in_parts,
     scaling_rule_of,
     segment_steps_of,
 )
 from training.tasks.published_models import with_local_model
-from training.tasks.registry import inputs_of
-
-DIVIDED = ("pipeline", *INSIDE_LAYOUTS)
-"""Layouts of members that have several devices."""
 
 logger = logging.getLogger("muster.plan")
 
@@ -50,7 +46,7 @@ def plan_local_run(
             with other settings.
     """
     _check_count(workers)
-    _check_layout(profile, workers, simulated)
+    check_devices(profile, workers, simulated)
     members, text = workers // stages_of(profile, workers), profile.run.shares
     shares = [float(part) for part in text.split(",")] if text else [1.0] * members
     if len(shares) != members:
@@ -106,52 +102,19 @@ def stages_of(profile: Profile, devices: int) -> int:
     return (profile.run.stages or devices) if profile.run.layout == "pipeline" else 1
 
 
-def _check_layout(profile: Profile, workers: int, simulated: bool) -> None:
-    """Check a run whose workers hold one model together; see :func:`_check_pipeline`."""
-    check_stages(profile)
-    if profile.run.layout == "pipeline":
-        _check_pipeline(profile, workers, simulated)
-    elif profile.run.layout in INSIDE_LAYOUTS:
-        check_inside(profile, workers, simulated)
-    if profile.run.offload and profile.run.layout != "shard":
-        raise BadInput("offload = true: only shards can be kept in main memory", "set layout = shard, or leave it out")
+def check_devices(profile: Profile, workers: int, simulated: bool = False) -> None:
+    """Check the layout of a run of so many workers.
 
-
-def check_stages(profile: Profile) -> None:
-    """Raise ``BadInput`` for a number of stages where members have none."""
-    if profile.run.stages and profile.run.layout != "pipeline":
-        message = f"stages = {profile.run.stages} is for a pipeline, and layout = {profile.run.layout}"
-        raise BadInput(message, "set layout = pipeline, or leave stages out", option="stages")
-
-
-def _check_pipeline(profile: Profile, workers: int, simulated: bool) -> None:
-    """Check a run in which several workers hold the model of a member together.
+    Args:
+        simulated: whether they are one process and take turns.
 
     Raises:
-        BadInput: a setting does not work with that, or the workers take turns in one process.
+        BadInput: the layout does not work with that, or with a setting.
     """
-    training, strategy, stages = profile.training, profile.strategy, stages_of(profile, workers)
-    of_task, alone = inputs_of(profile.model.task).refusal_in_stages(profile), stages == workers
-    of_strategy = "" if alone or strategy.strategy == "auto" else refusal_in_parts(strategy)
-    reasons = {
-        "is for workers that are not simulated": simulated,
-        f"needs 2 workers or more, not {workers}": workers < 2,
-        f"needs members of 2 devices or more, not stages = {stages}": stages < 2,
-        f"cannot divide {workers} devices into members of stages = {stages}": workers % stages > 0,
-        f"has one member, no use for {strategy.strategy}": alone and strategy.strategy not in ("auto", "allreduce"),
-        of_strategy: bool(of_strategy),
-        "has one member: engine = nccl has nothing to do": alone and strategy.engine == "nccl",
-        "exchanges through the mesh, not engine = nccl": strategy.engine == "nccl",
-        "has one member: shares divide nothing": alone and bool(profile.run.shares),
-        "gives all devices of a member the same data: local_data is of no use": profile.data.local_data,
-        "leaves no worker with weights of its own: eval_local = on": alone and profile.evaluation.eval_local == "on",
-        "needs one loss scale for all stages, not mixed_precision = fp16": training.mixed_precision == "fp16",
-        "does not compile blocks yet: compile = on": training.compile == "on",
-        of_task: bool(of_task),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise BadInput(f"layout = pipeline {reason}", "set layout = replicate", option="layout")
+    check_layout(profile)
+    refusal = "is for workers that are not simulated" if simulated else refusal_of_layout(profile, workers)
+    if profile.run.layout in DIVIDED and refusal:
+        raise BadInput(f"layout = {profile.run.layout} {refusal}", "set layout = replicate", option="layout")
 
 
 def _check_own_pace(profile: Profile) -> None:
@@ -197,7 +160,7 @@ def with_workers(plan: RunPlan, workers: int, layout: str = "", count: Callable[
         raise BadInput(f"{message}this machine can be cut otherwise", "leave the number of workers out")
     changes = {"layout": divided if workers > 1 else "replicate", "workers": workers, "stages": 0}
     profile = plan.profile.model_copy(update={"run": plan.profile.run.model_copy(update=changes)})
-    _check_layout(profile, workers, False)
+    check_devices(profile, workers)
     devices = (*_devices(profile, workers, False, count),)
     return plan.model_copy(update={"profile": profile, "members": (member.model_copy(update={"devices": devices}),)})
 

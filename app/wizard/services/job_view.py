@@ -75,7 +75,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
         fitting = tuple(pair for pair in overrides.items() if pair[0] not in problems)
         current = resolved(JobAnswers(answers.profile, fitting), config, complete=False)
     except BadInput as error:
-        guilty = error.option if error.option in overrides else ""
+        guilty = error.option if error.option in overrides and error.option not in _OWN else ""
         problem_of_all = "" if guilty else str(error)
         named = f"'{overrides[guilty]}': " if guilty in ("model", "dataset") else ""  # other options' rows show it
         problems[guilty] = f"{named}{error.problem}" if guilty else error.message

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from profiles.errors import BadInput
 from profiles.schema import QUANTISED, Profile
 
 INSIDE_LAYOUTS = ("shard", "tensor")
 """Layouts whose devices exchange while they compute, and must be in one machine."""
 BY_ELEMENT = ("adamw", "sgd")
 """Optimizers that need only the part of a weight that a device has."""
-
-
-def check_inside(profile: Profile, workers: int, simulated: bool) -> None:
-    """Check a run of one member whose devices, inside one machine, each hold a part of every weight.
-
-    Raises:
-        BadInput: a setting does not work with that, or the workers take turns in one process.
-    """
-    reason = "is for workers that are not simulated" if simulated else ""
-    if workers < 2:
-        reason = f"needs 2 workers or more, not {workers}"
-    if reason := reason or refusal_inside(profile):
-        raise BadInput(f"layout = {profile.run.layout} {reason}", "set layout = replicate", option="layout")
 
 
 def refusal_inside(profile: Profile) -> str:
