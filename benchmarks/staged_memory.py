@@ -33,8 +33,8 @@ from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.speech.tiny_speech import tiny_whisper
 from tests.tasks.tiny_tasks import byte_tokenizer
-from training.layouts.bounds import bounds_of
 from training.layouts.orders import micro_batches_under_way
+from training.layouts.stages.bounds import bounds_of
 from training.records.events import Event, TimingEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder

@@ -22,7 +22,7 @@ from distributed.machine.link import MachineLink
 from distributed.preparation.code_sync import Inputs
 from distributed.preparation.transfer import Tree, ask_missing
 from profiles.schema import Profile
-from training.layouts.bounds import bounds_of, kinds_of_blocks
+from training.layouts.stages.bounds import bounds_of, kinds_of_blocks
 from training.model.model_files import join_files, tensor_names
 from training.records.plan import RunPlan
 from training.records.run_files import sha256

@@ -21,9 +21,9 @@ from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.layouts.pipeline_runs import queue_carriers, side_by_side
 from training.exchange.base import SoloExchange
-from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
 from training.layouts.parts import _announced, collect_parts
+from training.layouts.stages.bounds import bounds_of
 from training.local_trainer import LocalTrainer
 from training.loop.trainer import Trainer
 from training.model.model_files import join_files

@@ -11,7 +11,7 @@ from torch import nn
 
 from profiles.files.resolve import profile_from_options
 from tests.layouts.families import architecture, batch, loss, shallow
-from training.layouts.bounds import kinds_of_blocks
+from training.layouts.stages.bounds import kinds_of_blocks
 from training.run.local_plan import plan_local_run
 from training.tasks.base import Task
 from training.trial import block_times as measuring

@@ -19,13 +19,13 @@ from training.data.batches import StepBatches
 from training.exchange.base import Traffic
 from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
-from training.layouts.bounds import bounds_of, micro_batch_size
 from training.layouts.carrier import Carrier, gather_among
 from training.layouts.columns import align_ties, states_of
 from training.layouts.decode import follow, leading
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
 from training.layouts.stages.block_check import examine_own
+from training.layouts.stages.bounds import bounds_of, micro_batch_size
 from training.layouts.stages.cut import CutModel, place_stand_ins
 from training.layouts.stages.pretrained_stage import architecture_of, build_stage, redraw_adapters, stage_class
 from training.layouts.stages.probe import probe

@@ -17,8 +17,8 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.data.batches import Samples
 from training.hardware.device import Precision, move, read, release_memory, select_precision
-from training.layouts.bounds import kinds_of_blocks, micro_batch_size
 from training.layouts.staged import StageBuilder
+from training.layouts.stages.bounds import kinds_of_blocks, micro_batch_size
 from training.layouts.stages.cut import CutModel, record_of
 from training.layouts.stages.stage import Cut, Departing
 from training.model.model_building import prepare_model

@@ -12,7 +12,7 @@ from distributed.planning.layouts.cut import Boundary, StageDevice
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.planning.memory.memory_model import LORA_DIVISOR, need_of
 from profiles.schema import Profile
-from training.layouts.bounds import micro_batch_size
+from training.layouts.stages.bounds import micro_batch_size
 from training.tasks.inputs.model_size import ModelSize
 
 FP32_BYTES = 4

@@ -30,8 +30,8 @@ from profiles.options import as_text, memory_saving_settings
 from profiles.quantities import memory_text
 from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
-from training.layouts.bounds import bounds_of
 from training.layouts.inside.checks import INSIDE_LAYOUTS
+from training.layouts.stages.bounds import bounds_of
 from training.records.plan import DevicePlan
 from training.run.local_plan import stages_of
 from training.tasks.inputs.model_size import ModelSize
