@@ -254,9 +254,13 @@ def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
             hashed = ["--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt")]
             (scratch / "hashed.txt").write_text(recipe.hashed)
             _run([*install, *hashed, *sent], environment, log)
+        pins = ["-c", str(scratch / "lock.txt")]
+        if not sent and _takes_small_torch(recipe):
+            _install_small_torch(
+                [*install, "--no-deps", *pins], recipe, lambda command: _run(command, environment, log)
+            )
         # torch, and packages without hashes
-        remaining = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]
-        _run([*install, *remaining, *(sent or _torch_index(recipe))], environment, log)
+        _run([*install, *pins, "-r", str(scratch / "requirements.txt"), *sent], environment, log)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -281,11 +285,33 @@ def _check_room(folder: Path, recipe: BuildEnvironment) -> None:
         raise Unbuildable(problem, "free some space there, or set 'project_path' to another disk")
 
 
-def _torch_index(recipe: BuildEnvironment) -> list[str]:
-    """Return the options for the index of torch; without CUDA its small build is used."""
-    if not _trains(recipe) or platform.system() != "Linux" or has_cuda():
-        return []
-    return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if recipe.uv else [])]
+def _takes_small_torch(recipe: BuildEnvironment) -> bool:
+    """Whether this machine takes the build of torch without CUDA, which on Linux PyTorch's own index alone has."""
+    return _trains(recipe) and platform.system() == "Linux" and not has_cuda()
+
+
+def _install_small_torch(install: list[str], recipe: BuildEnvironment, run: Callable[[list[str]], None]) -> None:
+    """Install the build of torch without CUDA, from PyTorch's index or another one that has it, or nothing.
+
+    An index beside PyPI would not do: where it cannot be reached, pip takes PyPI's build, which is for NVIDIA cards.
+
+    Raises:
+        Unbuildable: no index that can be reached has it.
+    """
+    named = [line for line in recipe.requirements if re.match(r"torch\b(?![-_])", line)]
+    pinned = [f"{pin}+cpu" for pin in re.findall(r"^torch==[\w.]+$", recipe.lock, re.MULTILINE)]
+    try:
+        run([*install, *named, "--index-url", CPU_INDEX])
+    except Unbuildable as error:
+        if error.args[2:] != (True,):  # the index is not at fault
+            raise
+        try:
+            if not pinned:
+                raise
+            run([*install, *pinned])  # a mirror of both indexes
+        except Unbuildable:
+            problem = f"{CPU_INDEX} cannot be reached, and PyPI's build of torch is for NVIDIA cards (4 GB more)"
+            raise Unbuildable(problem, "", True) from None
 
 
 def _venv(folder: Path, python: str, environment: dict[str, str]) -> list[str]:
