@@ -94,6 +94,20 @@ def check_model_path(path: str) -> bool:
     return False
 
 
+def check_weights(folder: Path) -> None:
+    """Check that the folder of a model holds its weights, without reading them.
+
+    Raises:
+        BadInput: it holds none, or a file that only points to them.
+    """
+    files = [path for end in ("safetensors", "bin") for path in sorted(folder.glob(f"*.{end}"))]
+    if not files:
+        hint = "name the folder of a complete model, or set from_scratch = true to begin with random weights"
+        raise BadInput(f"model {folder}: no weights in this folder, as in model.safetensors", hint)
+    if pointer := next(filter(is_pointer, files), None):
+        raise pointer_error(pointer)
+
+
 def is_pointer(path: Path) -> bool:
     """Whether a file is a pointer of Git LFS."""
     try:

@@ -206,6 +206,7 @@ def test_no_command_loads_torch_to_find_a_bad_table(table: Path) -> None:
     Path("hosts.json").write_text('{"workers": ["192.0.2.1"]}')
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
+    Path("model/model.safetensors").touch()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "[]", done.stderr
@@ -219,5 +220,6 @@ def test_a_split_that_is_not_there_is_told_before_the_model_is_loaded(
     table.write_text("id,audio_path,text\na,a.wav,one\n")
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
+    Path("model/model.safetensors").touch()
     assert main(["evaluate", "model", "speech/train.csv", "--split", split]) == 2
     assert ("has no split" if split == "test" else "one clip") in capsys.readouterr().err

@@ -159,6 +159,7 @@ def divided(folder: Path, *gigabytes: int, linked: bool = True, **fields: Any) -
     model = folder / "llama"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(LLAMA))
+    (model / "model.safetensors").touch()
     machines = [
         machine("abc"[index], 0, memory_total=size * 10**9, blocks=(0.1 + 0.1 * index,) * 28, **fields)
         for index, size in enumerate(gigabytes)

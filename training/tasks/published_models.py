@@ -23,7 +23,7 @@ from profiles.errors import BadInput
 from profiles.files.library import Library
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.installation import SHARED, training_code, training_python
-from profiles.locations import check_model_path, is_on_hub
+from profiles.locations import check_model_path, check_weights, is_on_hub
 from profiles.options import auxiliary_models
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
@@ -124,10 +124,16 @@ def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> No
 
 
 def _check_location(model: ModelSettings) -> None:
-    """Refuse a pretrained model that no machine can read: a folder without one, or a name that only ``--model``
-    knows."""
+    """Refuse a pretrained model that no machine can read: a folder without one or without weights, or a name that only
+    ``--model`` knows."""
     name = model.model_path
-    if not name or model.trait not in ("speech", "texts") or check_model_path(name) or "/" in name:
+    if not name or model.trait not in ("speech", "texts"):
+        return
+    if check_model_path(name):
+        if not model.from_scratch:
+            check_weights(Path(name).expanduser())
+        return
+    if "/" in name:
         return
     if name in Library.open(None).names("model") and not hub_snapshots(name, "config.json"):
         raise BadInput(
