@@ -272,18 +272,23 @@ def result(evidence: Evidence) -> str:
     model_facts = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     model = str(evidence.model.resolve())
     verb, *objects = results_of(evidence.metadata.task).usage or [""]
-    use = command(verb, model, *objects) if verb else ""
+    use = command("model", verb, model, *objects) if verb else ""
     if is_language_model(evidence.model):
-        use = command("chat", model) if has_chat_template(evidence.model) else command("generate", model, "A TEXT")
+        use = (
+            command("model", "chat", model)
+            if has_chat_template(evidence.model)
+            else command("model", "generate", model, "A TEXT")
+        )
     return reached + model_facts + use
 
 
 def notices(evidence: Evidence) -> str:
     """Return errors and warnings; the earliest error first, because later ones often follow from it."""
-    tracks = [evidence.state.timeline[kind] for kind in ("error", "warning") if kind in evidence.state.timeline]
-    if not tracks:
+    state = evidence.state
+    tracks = [state.timeline[kind] for kind in ("error", "warning") if kind in state.timeline]
+    rows = "".join(_notice(evidence, entry) for track in tracks for entry in track.entries if state.holds(entry))
+    if not rows:
         return "<p>None.</p>"
-    rows = "".join(_notice(evidence, entry) for track in tracks for entry in track.entries)
     dropped = sum(track.count - len(track.entries) for track in tracks)
     omitted_note = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
     return f'<ul class="notices">{rows}</ul>{omitted_note}'

@@ -105,16 +105,22 @@ class RunState:
         """Return a member's status, or ``paused`` while the run is."""
         return "paused" if self.status == "paused" and member.active else member.status
 
+    def holds(self, entry: TimelineEntry) -> bool:
+        """Whether an entry is still true: waiting for a machine ends when it joins or the run ends."""
+        if entry.kind != "warning" or not entry.text.startswith("waiting for "):
+            return True
+        arrived = [member.label for member in self.members.values() if member.step or member.status == "joined"]
+        return self.ended is None and not entry.text.startswith(tuple(f"waiting for {name}:" for name in arrived))
+
+    @property
+    def entries(self) -> list[TimelineEntry]:
+        """All entries of the timeline that hold, oldest first."""
+        return [entry for entry in chronological(self.timeline) if self.holds(entry)]
+
     @property
     def warnings(self) -> tuple[TimelineEntry, ...]:
-        """The newest warnings that hold, oldest first; waiting for a machine ends when it joins or the run ends."""
-        arrived = tuple(
-            f"waiting for {member.label}:"
-            for member in self.members.values()
-            if member.step or member.status == "joined"
-        )
-        past = arrived if self.ended is None else ("waiting for ",)
-        return tuple(entry for entry in newest(self.timeline, "warning") if not entry.text.startswith(past))
+        """The newest warnings that hold, oldest first."""
+        return tuple(entry for entry in newest(self.timeline, "warning") if self.holds(entry))
 
     @property
     def errors(self) -> tuple[TimelineEntry, ...]:

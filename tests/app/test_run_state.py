@@ -91,7 +91,8 @@ def test_nobody_waits_for_a_machine_that_has_come() -> None:
     waiting = [WarningEvent(time=0, message=f"waiting for {name}: its worker has not started yet") for name in "ab"]
     joined = MemberEvent(member=0, time=1, status="joined", name="a")
     assert [one.text for one in reduce_events([*waiting, joined]).warnings] == [waiting[1].message]
-    assert not reduce_events([*waiting, RunEvent(time=2, status="completed")]).warnings
+    completed = reduce_events([*waiting, RunEvent(time=2, status="completed")])
+    assert not completed.warnings and [one.kind for one in completed.entries] == ["run"]
 
 
 def test_a_newcomer_does_not_take_the_runs_steps_away() -> None:

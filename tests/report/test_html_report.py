@@ -41,7 +41,7 @@ def events(name: str = "worker") -> list[Event]:
     start: list[Event] = [RunEvent(status="running", total_steps=40, time=0)]
     start += [MemberEvent(member=rank, status="joined", name=f"{name}-{rank}", device="cpu", time=0) for rank in (0, 1)]
     steps = [step(n, member=rank, loss=2 / n + rank, bytes_sent=7) for n in range(1, 41) for rank in (0, 1)]
-    syncs = [sync(n, member=rank, correlation=1 - 0.5 * rank) for n in range(1, 5) for rank in (0, 1)]
+    syncs = [sync(n, member=rank, correlation=1 - 0.125 * n * rank) for n in range(1, 5) for rank in (0, 1)]
     return [*start, evaluation(0, 0.9), *steps, *syncs, evaluation(40, 0.2)]
 
 

@@ -59,7 +59,7 @@ def test_a_warning_of_every_member_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (MemberEvent(status="lost", name="worker-1"), "[0 s] worker-1 is lost"),
+        (MemberEvent(status="lost", name="worker-1"), "[0 s] worker-1 is lost; the others go on"),
         (
             EvaluationEvent(step=3, split="validation", loss=0.5, metrics={"accuracy": 1}, samples=2, seconds=1),
             "[0 s] step 3, validation: accuracy 1, loss 0.5",

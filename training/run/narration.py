@@ -48,7 +48,8 @@ class RunNarrator:
             case WarningEvent():
                 self._warn(event.message)
             case MemberEvent(status="lost"):
-                self._line(f"{event.name} is lost")
+                cause = f" ({event.message})" if event.message else ""
+                self._line(f"{event.name} is lost{cause}; the others go on")
             case EvaluationEvent():
                 figures = ", ".join(f"{name} {value:.4g}" for name, value in event.figures.items())
                 self._line(f"step {event.step}, {event.split}: {figures}")

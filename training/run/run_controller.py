@@ -280,9 +280,8 @@ class RunController:
         if not self.members.note_lost(rank):
             return
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
-        is_news = self._note_gone(rank, "lost", cause)
-        end = f"lost ({cause}); the others go on" if is_news else f"given up ({cause}): it does not come back by itself"
-        self._record(WarningEvent(member=rank, message=f"{name} is {end}"))
+        if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
+            self._record(WarningEvent(member=rank, message=f"{name} does not come back by itself: {cause}"))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
         """Record that a member is gone; return whether that is news."""
