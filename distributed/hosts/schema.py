@@ -73,6 +73,13 @@ class Machine(BaseModel):
         return self.address or self.name
 
     @property
+    def login(self) -> str:
+        """Host, user and port as typed after ``ssh``: ``[user@]host[:port]``."""
+        host = f"[{self.host}]" if ":" in self.host and self.port else self.host
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        return f"{user}{host}{port}"
+
+    @property
     def endpoint(self) -> tuple[str, int]:
         """Host and port of its SSH server, equal for entries that lead to one."""
         return self.host.casefold().rstrip("."), self.port or 22

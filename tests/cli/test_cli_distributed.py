@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.machines.access import trust
+from app.cli.machines.access import chosen, trust
 from app.cli.main import main
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
@@ -49,6 +50,14 @@ def test_a_run_that_nobody_works_on_is_not_stopped(run: RunFolder, capsys: Captu
 def test_a_plan_needs_machines(capsys: Capture) -> None:
     assert main(["distributed-train", "nanogpt", "--plan", "plan.json"]) == 2
     assert "--hosts" in capsys.readouterr().err
+
+
+def test_a_name_is_the_machine_that_the_usual_hosts_file_lists() -> None:
+    entries = [{"name": "studio", "address": "10.0.0.5", "port": 2222, "user": "ada"}, {"name": "air"}]
+    Path("distributed_hosts.json").write_text(json.dumps({"machines": entries}))
+    machines = chosen(["Studio", "bob@10.0.0.9"], None, as_json=False).machines
+    assert [machine.login for machine in machines] == ["ada@10.0.0.5:2222", "bob@10.0.0.9"]
+    assert [machine.login for machine in chosen(["desk"], None, as_json=False).machines] == ["desk"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
 from app.console import answered_yes, ctrl_c_heard, raise_if_stopped, say, visible
-from distributed.hosts.file import Hosts, parse_hosts, split_address
+from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
@@ -80,7 +80,9 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[Reports, dict
 
 
 def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Hosts:
-    """Return the typed machines, all machines of a hosts file, or the named ones of it.
+    """Return all machines of a hosts file, the named ones of it, or the typed ones.
+
+    Without ``hosts_file`` a name that the usual hosts file lists is that machine, with its address, port and user.
 
     Raises:
         BadInput: a name or the file cannot be used.
@@ -88,11 +90,24 @@ def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Host
     if not names:
         return read_hosts(hosts_file or USUAL_HOSTS, named=hosts_file is not None, person=somebody(as_json))
     if hosts_file is None:
-        entries = [{**split_address(name), "address": split_address(name)["name"], "name": name} for name in names]
-        return parse_hosts(json.dumps({"machines": entries}), "HOST")
+        return _listed_or_typed(names, as_json)
     hosts = read_hosts(hosts_file, named=True, person=False)
     machines = tuple(dict.fromkeys(hosts.machine(name) for name in names))
     return hosts.model_copy(update={"machines": machines})
+
+
+def _listed_or_typed(names: Sequence[str], as_json: bool) -> Hosts:
+    listed = {}
+    if USUAL_HOSTS.is_file() and any("@" not in name for name in names):
+        listed = {machine.name.casefold(): machine for machine in load_hosts(USUAL_HOSTS).machines}
+    unlisted = [name for name in names if name.casefold() not in listed]
+    entries = [{**split_address(name), "address": split_address(name)["name"], "name": name} for name in unlisted]
+    typed = parse_hosts(json.dumps({"machines": entries}), "HOST") if entries else None
+    entries_of_file = tuple(dict.fromkeys(listed[name.casefold()] for name in names if name.casefold() in listed))
+    if typed is not None and not entries_of_file:
+        return typed
+    hosts = read_hosts(USUAL_HOSTS, named=False, person=somebody(as_json))
+    return hosts.model_copy(update={"machines": (*entries_of_file, *(typed.machines if typed else ()))})
 
 
 def _introduce(targets: Sequence[SshTarget], reports: Reports, trust: Trust, trusted: Keys) -> Reports:
