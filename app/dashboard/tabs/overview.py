@@ -36,7 +36,7 @@ from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluated_series, evaluation_lines, evaluation_text, old_step
 from app.run_view.tables.exchanges import exchanges
-from app.run_view.timeline import TimelineEntry, chronological, entry_text
+from app.run_view.timeline import TimelineEntry, entry_text
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
@@ -83,7 +83,7 @@ class EventsPane(Pane):
         if seen == self._seen:
             return
         self._seen = seen
-        rows = [_row(entry, picture) for entry in chronological(state.timeline)[-MOST_ROWS:]]
+        rows = [_row(entry, picture) for entry in state.entries[-MOST_ROWS:]]
         all_rows = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in all_rows[:MOST_ROWS])
 
@@ -298,6 +298,6 @@ def _path_lines(title: str, path: str, width: int) -> list[Content]:
 
 
 def _latest(picture: Picture, entries: int, width: int) -> Content:
-    newest = [entry_line(entry, picture) for entry in chronological(picture.state.timeline)[-entries:]]
+    newest = [entry_line(entry, picture) for entry in picture.state.entries[-entries:]]
     happened = [line for entry in newest for line in entry.wrap(max(20, width))]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")
