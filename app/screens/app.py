@@ -132,7 +132,7 @@ class WizardApp(SteeredApp):
         return [*records, *super().command_records()]
 
     def _record(self, task: TaskRecord) -> CommandRecord:
-        name = next((row.name for row in self.wizard.state.machines.rows if row.key == task.task.key), "set-up")
+        name = next((row.name for row in self.wizard.state.listed if row.key == task.task.key), "set-up")
         return CommandRecord(name, task.task.kind.value, task.outcome, task.at)
 
     def run_of_interest(self) -> Path | None:

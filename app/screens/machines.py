@@ -58,10 +58,10 @@ class MachinesScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         picked = {row.key for row in state.picked}
-        return [_machine_row(self.steered, row, row.key in picked) for row in state.machines.rows]
+        return [_machine_row(self.steered, row, row.key in picked) for row in state.listed]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        return [line for row in state.machines.rows if row.key == key for line in self._about(row)]
+        return [line for row in state.listed if row.key == key for line in self._about(row)]
 
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
@@ -343,8 +343,8 @@ class AccessScreen(StepScreen):
         return text or super().copied()
 
     def headless(self) -> str:
-        names = [row.name for row in self.state.picked if not row.here]
-        return command_line("access", *names)
+        logins = [row.entry.login for row in self.state.picked if not row.here]
+        return command_line("access", *logins)
 
 
 def _access_row(app: MusterApp, row: Access, skipped: bool) -> TableRow:

@@ -57,6 +57,7 @@ class PlanScreen(StepScreen):
         Key("e", "headless", "Command", "The command that does the same, to copy."),
         Key("w", "write", "Save", "Only write the files, so that the command works; starts nothing."),
         Key("a", "name", "Name", "Another name for the saved profile."),
+        Key("m", "measure", "Measure", "Run the task briefly on this machine, and predict the time of the run."),
         Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
     )
@@ -99,8 +100,8 @@ class PlanScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
-        start, command, save, name, job, another = self.KEYS
-        common = (command, save, name, job)
+        start, command, save, name, measure, job, another = self.KEYS
+        common = (command, save, name, *((measure,) if len(self.state.members) == 1 else ()), job)
         if self.state.started:
             return (_SHOW, another, *common)
         if failed:
@@ -135,6 +136,10 @@ class PlanScreen(StepScreen):
         about = [literal(text, "$text-warning") for text in self.state.plan.value.in_clear]
         about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = mesh' at the Job encrypts it."))
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
+
+    def action_measure(self) -> None:
+        if len(self.state.members) == 1:  # several are measured at Strategy
+            self.do(actions.measure())
 
     def action_job(self) -> None:
         self.do(actions.go_to(Step.JOB))
@@ -194,7 +199,7 @@ def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
 def _time(plan: PlanPreview) -> str:
     if plan.time:
         return " ".join(plan.time)
-    return "not measured; r at Strategy measures it" if plan.command else ""
+    return "not measured; m measures it" if plan.command else ""
 
 
 def _fact(label: str, text: Content, width: int) -> list[Content]:

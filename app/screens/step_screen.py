@@ -171,8 +171,7 @@ class StepScreen(BaseScreen):
 
     def _visited(self) -> tuple[Step, ...]:
         """Return the steps of this set-up, including this one."""
-        state = self.state
-        shown = visited(state.far, {*state.needed_here, *([self.STEP] if self.STEP is Step.CHECKS else [])})
+        shown = visited(self.state.needless - ({self.STEP} if self.STEP is Step.CHECKS else set()))
         return shown if self.STEP in shown else ORDER
 
     def draw(self) -> None:

@@ -106,7 +106,7 @@ class StrategyScreen(StepScreen):
         if recommended is not None and recommended is not chosen:
             return muted("This is not the recommended way.")
         if len(state.ways) == 1:
-            return muted("" if chosen is None or chosen.seconds else "Enter goes on without measuring.")
+            return Content("")
         return muted("Arrow keys select a way; times are predicted from measured links and speeds.")
 
     def draw(self) -> None:

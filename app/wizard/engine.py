@@ -96,11 +96,12 @@ class Wizard:
         with self._lock:
             installed = {one.task.key for one in self._asked
                          if one.task.kind is TaskKind.INSTALL_KEY and one.outcome == "ok"}  # fmt: skip
-            names = [row.name for row in self._state.machines.rows if row.key in installed]
-        if not names or not self._services.changes_machines:
+            rows = [row for row in self._state.listed if row.key in installed]
+            logins = [row.reached_as(dict(self._state.answers.users).get(row.key, "")).entry.login for row in rows]
+        if not rows or not self._services.changes_machines:
             return ""
-        removal = command_line("clean", *names)
-        return f"A login key of Muster is installed on {', '.join(names)}; this removes it: {removal}"
+        removal, names = command_line("clean", *logins), ", ".join(row.name for row in rows)
+        return f"A login key of Muster is installed on {names}; this removes it: {removal}"
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` after each change until the set-up is closed."""

@@ -88,6 +88,8 @@ class AccessReport:
     """The key's label."""
     system: str = ""
     """Output of ``uname -sm``."""
+    host_name: str = ""
+    """Its own name, as it told it; it may be anything."""
     password_possible: bool = False
     """Whether :func:`install_key` could install our key with a password."""
     command: str = ""
@@ -135,6 +137,7 @@ def check_access(
                 fingerprint=connection.fingerprint,
                 authenticated_by=connection.authenticated_by,
                 system=connection.system,
+                host_name=connection.host_name,
             )
     except MusterError as error:
         return explain(target, host, error, time.monotonic() - begin)

@@ -99,15 +99,14 @@ class SshConnection:
         self.machine = host.machine
         self.authenticated_by = authenticated_by
         """The key's label, ``password``, or ``none``."""
-        self.system = ""
-        """Output of ``uname -sm``, for example ``Darwin arm64``."""
+        self.system = self.host_name = ""
+        """Outputs of ``uname -sm``, for example ``Darwin arm64``, and of ``uname -n``."""
         self.transport = transport
         self.gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
         self._owns_gateway = True
         self._options = options
-        self._further: list[SshConnection] = []
-        """More connections, for commands beyond the server's MaxSessions."""
+        self._further: list[SshConnection] = []  # for commands beyond the server's MaxSessions
         self._further_lock = threading.Lock()
         self._forwards: list[Forward] = []
         self._heartbeat = Heartbeat(transport, wire, options.heartbeat)
@@ -196,7 +195,7 @@ class SshConnection:
 
     def _check_that_commands_run(self, timeout: float) -> None:
         try:
-            with self.stream(["uname", "-sm"], min(timeout, CONNECT_TIMEOUT)) as process:
+            with self.stream(["uname", "-snm"], min(timeout, CONNECT_TIMEOUT)) as process:
                 result = self._first_answer(process, timeout)
         except (Dropped, NoShell) as error:
             if isinstance(error, NoShell) and self.transport.is_active():
@@ -207,7 +206,8 @@ class SshConnection:
                 "Allow access for; on Linux check the account and the SSH server's log"
             )
             raise UserRefused(self.machine, problem, hint) from None
-        self.system = result.stdout.decode(errors="replace").strip()
+        words = result.stdout.decode(errors="replace").split()
+        self.system, self.host_name = " ".join(words[::2]), "".join(words[1:2])
 
     def _first_answer(self, process: RemoteProcess, timeout: float) -> Completed:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import socket
 import subprocess
 import threading
@@ -62,6 +63,7 @@ def ended(report: AccessReport) -> tuple[Stage | None, str]:
 def test_a_machine_that_lets_us_in(lab: LightLab) -> None:
     report = check_access(lab.target("a"))
     assert report.ok and report.authenticated_by == str(lab.key) and report.system
+    assert report.host_name == platform.node()
     assert list(report.stages.values()) == [True] * 4
     assert report.where == f"127.0.0.1:{lab['a'].port}" and report.fingerprint.startswith("SHA256:")
 

@@ -89,11 +89,11 @@ def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make:
     services = FakeServices(hold={"forecast": threading.Event()})
     services.hold["forecast"].set()
     wizard = with_machines(make, services)
-    on(wizard, Step.STRATEGY)
+    on(wizard, Step.PLAN)
     until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     services.hold["forecast"].clear()
-    wizard.do(do.retry())
-    assert blockers(wizard.state) == ("the machines are being measured",)
+    wizard.do(do.measure())
+    assert blockers(wizard.state) == ("the plan is being made",)
     services.hold["forecast"].set()
     until_state(wizard, lambda state: not blockers(state))
     assert [request.measure for request in services.forecasts] == [False, True]
@@ -175,7 +175,9 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
     assert services.asked.count("install anna") == 2
     assert not any("s3cret-word" in text for text in seen)
-    assert "installed on anna; this removes it: " in wizard.left_behind() and "clean anna" in wizard.left_behind()
+    assert (
+        "installed on anna; this removes it: " in wizard.left_behind() and "clean ada@10.0.0.2" in wizard.left_behind()
+    )
 
 
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
@@ -320,7 +322,7 @@ def test_what_was_typed_last_is_what_is_looked_for(make: Make) -> None:
 
 def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     services = FakeServices()
-    wizard = with_machines(make, services)
+    wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.STRATEGY)
     until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     wizard.do(do.retry())

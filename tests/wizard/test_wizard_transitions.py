@@ -27,6 +27,7 @@ from app.wizard.state.records import (
     StrategyRanking,
 )
 from app.wizard.state.state import (
+    BETWEEN_MACHINES,
     ORDER,
     Action,
     ServiceTask,
@@ -37,6 +38,7 @@ from app.wizard.state.state import (
     WizardState,
     after,
     before,
+    visited,
 )
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
@@ -171,10 +173,29 @@ def test_recordings_too_long_for_the_model_bring_the_profile_that_hears_them() -
 
 
 def test_a_step_back_is_the_step_before() -> None:
-    for far in (False, True):
-        for step in ORDER[1:]:
-            if after(before(step, far), far) is not step:
-                assert not far
+    for needless in (frozenset(), BETWEEN_MACHINES | {Step.STRATEGY}):
+        shown = visited(needless)
+        assert all(after(before(step, needless), needless) is step for step in shown[1:])
+        assert all(before(step, needless) in shown for step in ORDER)
+
+
+def test_one_machine_has_no_links_and_no_strategy_to_choose() -> None:
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA))))
+    assert Step.STRATEGY in state.needless
+    both = apply(state, do.pick(ANNA.key))
+    assert not both.needless
+    assert apply(both, do.skip(ANNA.key)).needless == {Step.LINKS, Step.STRATEGY}
+
+
+@pytest.mark.parametrize(("typed", "name"), [("ada@10.0.0.9", "c"), ("ada@studio.local", "studio.local")])
+def test_a_machine_typed_by_its_address_takes_the_name_that_it_tells(typed: str, name: str) -> None:
+    state = apply(apply(begin(), sighted(DiscoveredMachines((HERE,)))), do.add_machine(typed))
+    key = state.answers.picked[-1]
+    task = ServiceTask(TaskKind.ACCESS, key, inputs(state, TaskKind.ACCESS, key))
+    report = replace(let_in(known_machine("x", "10.0.0.9")), host_name="c.fritz.box")
+    state = apply(state, done(task, report))
+    assert [row.name for row in state.members] == ["desk", name]
+    assert state.listed[-1].name == name and state.members[-1].entry.host in typed
 
 
 def test_this_computer_is_picked_once() -> None:

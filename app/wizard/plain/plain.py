@@ -100,7 +100,7 @@ class PlainWizard:
     # ------------------------------------------------------------------------------------------------------ tools
 
     def _head(self) -> None:
-        step, shown = self._state.step, visited(self._state.far, self._state.needed_here)
+        step, shown = self._state.step, visited(self._state.needless)
         progress = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
         self._ask.say("")
         self._ask.say(f"{step.heading}, {progress}. {step.question}")
@@ -302,7 +302,9 @@ class PlainWizard:
         if blockers(self._state):
             self._choose("Enter: try again", {"": do.retry()})
         else:
-            self._choose("Enter: start, s: only save, n NAME: save under another name", {}, self._confirmed)
+            single = len(self._state.members) == 1  # several are measured at Strategy
+            question = f"Enter: start, s: only save, n NAME: save under another name{', m: measure' if single else ''}"
+            self._choose(question, {"m": do.measure()} if single else {}, self._confirmed)
 
     def _confirmed(self, answer: str) -> Action | None:
         if not answer:

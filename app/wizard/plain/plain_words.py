@@ -46,7 +46,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
 
 def machine_lines(state: WizardState) -> Iterator[str]:
     """Yield the numbered machines."""
-    for number, row in enumerate(state.machines.rows, 1):
+    for number, row in enumerate(state.listed, 1):
         picked = "picked" if row.key in state.answers.picked else "not picked"
         yield f"{number:>3}  {row.name}: {', '.join(filter(None, (picked, row.label, *_about(row))))}"
         yield from _trouble(row)
@@ -191,7 +191,7 @@ def plan_lines(state: WizardState) -> Iterator[str]:
     for row in plan.changes:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
-    yield f"  time: {' '.join(plan.time) or 'not measured; m at Strategy measures it'}"
+    yield f"  time: {' '.join(plan.time) or 'not measured; m measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     if plan.staying:

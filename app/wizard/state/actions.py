@@ -41,7 +41,7 @@ def go_on(state: State) -> State:
         return state.noting(reasons[0])
     if state.step is Step.PLAN:
         return state.noting("confirm the plan to start it")
-    return _to(state, after(state.step, state.far, state.needed_here)) if state.step is not Step.LAUNCH else state
+    return _to(state, after(state.step, state.needless)) if state.step is not Step.LAUNCH else state
 
 
 @action
@@ -50,7 +50,7 @@ def go_back(state: State) -> State:
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
-    return _to(state, Step.HOME if home else before(state.step, state.far, state.needed_here))
+    return _to(state, Step.HOME if home else before(state.step, state.needless))
 
 
 @action
@@ -79,8 +79,7 @@ def begin_with_hosts(state: State) -> State:
 @action
 def rerun(state: State, profile: str) -> State:
     """Open a profile with its saved machines: at the Plan step, or at Job if it lacks a model or data."""
-    answers_before = state.answers
-    answers = Answers(typed=answers_before.typed, trusted=answers_before.trusted, profile=profile)
+    answers = Answers(typed=state.answers.typed, trusted=state.answers.trusted, profile=profile)
     state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
     lacking = any(shown.entry.needs for shown in state.home.value.profiles if shown.name == profile)
     return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.JOB if lacking else Step.PLAN)
@@ -212,8 +211,7 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
         return state.noting(f"{row.name} did not answer meanwhile: compare its key again when it does")
     if row is None or row.need is not AccessNeed.TRUST or row.fingerprint != fingerprint:
         return state.noting("that is not the host key that the machine shows")
-    pair = (key, fingerprint)
-    return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
+    return state.answering(trusted=tuple(dict.fromkeys((*state.answers.trusted, (key, fingerprint)))))
 
 
 @action
@@ -344,17 +342,20 @@ def set_preference(state: State, preference: str) -> State:
 
 
 @action
+def measure(state: State) -> State:
+    """Run the task briefly on every machine, and make the plan with the new figures."""
+    working = state.strategy.status is ItemStatus.WORKING
+    return state if working else _anew(state, TaskKind.FORECAST, value=StrategyRanking(measure=True))
+
+
+@action
 def save_as(state: State, name: str) -> State:
     """Set the name of the profile in which these choices are saved."""
     return state.answering(save_as=name.strip())
 
 
 def _not_yet(state: State, consent: str) -> tuple[str, ...]:
-    """Return the reasons why the plan cannot be carried out.
-
-    Args:
-        consent: what the user typed.
-    """
+    """Return the reasons why the plan cannot be carried out; ``consent`` is what the user typed."""
     if state.step is not Step.PLAN:
         return ("there is no plan yet",)
     open_ = state.plan.value.in_clear if consent.strip().casefold() != IN_CLEAR else ()

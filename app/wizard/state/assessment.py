@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.wizard.state.records import FINE, Access, AccessNeed, Assessment, ItemStatus
+from app.wizard.state.records import FINE, Access, AccessNeed, Assessment, ItemStatus, MachineRow
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from profiles.errors import counted
 from profiles.quantities import rate_text
@@ -48,6 +52,19 @@ _CAUSES = {
     "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
     "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",
 }  # fmt: skip
+
+
+def named(row: MachineRow, report: AccessReport | None) -> MachineRow:
+    """Return a machine by the name that it told at its login, if its address has been its name; a typed name stays."""
+    host_name = re.sub(r"[^\w-]", "", report.host_name.partition(".")[0])[:64] if report is not None else ""
+    is_unnamed = host_name not in ("", "localhost") and _is_address(row.name)
+    return replace(row, name=host_name) if is_unnamed else row
+
+
+def _is_address(text: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(text))
+    return False
 
 
 def of_report(report: AccessReport) -> Assessment:

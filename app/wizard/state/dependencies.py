@@ -225,8 +225,6 @@ def blockers(state: WizardState) -> tuple[str, ...]:
             return (*failed, *(f"{one.name}: {one.problem}" for one in state.job.value.options if one.problem))
         case Step.JOB:
             return ("the profile is being read",)
-        case Step.STRATEGY if state.strategy.status in UNSETTLED and needs_no_figures(state):
-            return ()
         case Step.STRATEGY if state.strategy.status in GOOD and chosen is not None and chosen.problem:
             return (f"{chosen.choice.name}: {chosen.problem}",)
         case Step.STRATEGY:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from app.wizard.state.assessment import of_findings
+from app.wizard.state.assessment import named, of_findings
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     Access,
@@ -63,27 +63,19 @@ BETWEEN_MACHINES = frozenset({Step.ACCESS, Step.CHECKS, Step.LINKS})
 """Steps about machines reached over the network: not needed if this computer trains alone."""
 
 
-def visited(far: bool, needed_here: Collection[Step] = ()) -> tuple[Step, ...]:
-    """Return the steps that are shown.
-
-    Args:
-        far: whether a machine other than this computer takes part.
-        needed_here: those of :data:`BETWEEN_MACHINES` that this computer needs.
-    """
-    needless = BETWEEN_MACHINES.difference(needed_here)
-    return ORDER if far else tuple(step for step in ORDER if step not in needless)
+def visited(needless: Collection[Step] = ()) -> tuple[Step, ...]:
+    """Return the steps that are shown: all but those in which there is nothing to decide."""
+    return tuple(step for step in ORDER if step not in needless)
 
 
-def after(step: Step, far: bool, needed_here: Collection[Step] = ()) -> Step:
+def after(step: Step, needless: Collection[Step] = ()) -> Step:
     """Return the next step that is shown; the last step is followed by itself."""
-    shown = visited(far, needed_here)
-    return next((other for other in shown if ORDER.index(other) > ORDER.index(step)), shown[-1])
+    return next((other for other in visited(needless) if ORDER.index(other) > ORDER.index(step)), ORDER[-1])
 
 
-def before(step: Step, far: bool, needed_here: Collection[Step] = ()) -> Step:
+def before(step: Step, needless: Collection[Step] = ()) -> Step:
     """Return the previous step that is shown; the first step is preceded by itself."""
-    shown = visited(far, needed_here)
-    return next((other for other in reversed(shown) if ORDER.index(other) < ORDER.index(step)), shown[0])
+    return next((other for other in reversed(visited(needless)) if ORDER.index(other) < ORDER.index(step)), ORDER[0])
 
 
 # ----------------------------------------------------------------------------------------------------- tasks and parts
@@ -241,8 +233,6 @@ class WizardState:
     repairs = _PartOf[Mapping[str, str]](TaskKind.REPAIR, {})
     """Last line about the installation on each machine, by its name."""
 
-    # ------------------------------------------------------------------------------------------------ derived values
-
     @property
     def busy(self) -> tuple[str, ...]:
         """Descriptions of work in progress, for a spinner."""
@@ -257,9 +247,14 @@ class WizardState:
         return any((task.kind, task.key) == (kind, key) for task in self.tasks)
 
     @property
+    def listed(self) -> tuple[MachineRow, ...]:
+        """All machines that are known, each by the name that it has told at its login."""
+        return tuple(named(row, self.part(TaskKind.ACCESS, row.key).value) for row in self.machines.rows)
+
+    @property
     def picked(self) -> tuple[MachineRow, ...]:
         """The selected machines that are known, this computer first."""
-        rows = {row.key: row for row in self.machines.rows}
+        rows = {row.key: row for row in self.listed}
         users = dict(self.answers.users)
         chosen = [rows[key].reached_as(users.get(key, "")) for key in self.answers.picked if key in rows]
         return tuple(sorted(chosen, key=lambda row: not row.here))
@@ -275,10 +270,13 @@ class WizardState:
         return any(not row.here for row in self.picked)
 
     @property
-    def needed_here(self) -> frozenset[Step]:
-        """Steps about machines that this computer needs: Checks installs packages, Access asks about its Python."""
+    def needless(self) -> frozenset[Step]:
+        """Steps with nothing to decide: Links and Strategy for a single machine; for this computer alone also Access
+        and Checks, unless packages have to be installed, or a Python that was named to be approved."""
         needed = {Step.CHECKS: lambda row: row.here and row.unequipped, Step.ACCESS: lambda row: row.other_python}
-        return frozenset(step for step, is_needed in needed.items() if any(map(is_needed, self.picked)))
+        here = {step for step, is_needed in needed.items() if any(map(is_needed, self.picked))}
+        between = BETWEEN_MACHINES if not self.far else frozenset[Step]()
+        return between - here | ({Step.LINKS, Step.STRATEGY} if len(self.members) < 2 else set())
 
     @property
     def access(self) -> tuple[Access, ...]:
