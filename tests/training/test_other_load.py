@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -67,6 +68,30 @@ def test_what_the_runs_own_processes_start_is_its_own() -> None:
         (inner,) = psutil.Process(child.pid).children()
         assert {child.pid, inner.pid} <= elsewhere("20261121-013005-ab12").keys()
         child.stdin.close()
+
+
+class Numbered:
+    """A process whose number is lower than that of its parent: numbers begin anew."""
+
+    parents: ClassVar[dict[int, int]] = {1: 0, 40: 310, 310: 32_760, 400: 1, 32_760: 1}
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def ppid(self) -> int:
+        return self.parents[self.pid]
+
+    def cmdline(self) -> list[str]:
+        return ["worker", "20261121-013005-ab12"] if self.pid == 32_760 else ["python"]
+
+    def cpu_times(self) -> SimpleNamespace:
+        return SimpleNamespace(user=1.0, system=0.5)
+
+
+def test_a_child_is_known_whatever_number_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "pids", lambda: sorted(Numbered.parents))
+    monkeypatch.setattr(psutil, "Process", Numbered)
+    assert elsewhere("20261121-013005-ab12") == {40: 1.5, 310: 1.5, 32_760: 1.5}
 
 
 @pytest.mark.parametrize(

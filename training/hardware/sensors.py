@@ -289,21 +289,28 @@ class RunProcesses:
         """Return the processor seconds of every process of the run, by process id."""
         seconds_by_pid: dict[int, float] = {}
         alive = set(psutil.pids())
-        for pid in sorted(alive):  # in rising order, so that parents mostly come before their children
-            try:
+        for pid in alive:
+            with contextlib.suppress(psutil.Error, OSError):  # it has just ended, or belongs to another user
                 process = psutil.Process(pid)
-                if pid not in self._is_of_run:
-                    parent = process.ppid()
-                    is_kin = pid in self._above or parent == self._parent
-                    is_kin = is_kin or (parent not in self._above and self._is_of_run.get(parent, False))
-                    self._is_of_run[pid] = is_kin or self._run_id in " ".join(process.cmdline())
-                if self._is_of_run[pid]:
+                if self._belongs(process):
                     times = process.cpu_times()
                     seconds_by_pid[pid] = times.user + times.system
-            except (psutil.Error, OSError):  # it has just ended, or belongs to another user
-                continue
         self._is_of_run = {pid: is_of_run for pid, is_of_run in self._is_of_run.items() if pid in alive}
         return seconds_by_pid
+
+    def _belongs(self, process: psutil.Process) -> bool:
+        """Whether a process is one of the run; its parent is looked at first, whatever their numbers are."""
+        if process.pid not in self._is_of_run:
+            parent = process.ppid()
+            is_kin = process.pid in self._above or parent == self._parent
+            is_kin = is_kin or (parent not in self._above and self._is_parent_of_run(parent))
+            self._is_of_run[process.pid] = is_kin or self._run_id in " ".join(process.cmdline())
+        return self._is_of_run[process.pid]
+
+    def _is_parent_of_run(self, pid: int) -> bool:
+        with contextlib.suppress(psutil.Error, OSError):
+            return pid > 0 and self._belongs(psutil.Process(pid))
+        return False
 
 
 def _processors() -> tuple[float, float]:
