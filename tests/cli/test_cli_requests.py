@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 def test_a_run_of_this_machine_obeys_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     muster = Muster(tmp_path, tmp_path / "none.json", pause=0.05)
-    words = [word for word in muster.train("--max-steps", "2000") if word not in ("--hosts", str(muster.hosts_file))]
+    words = [word for word in muster.train("--max-steps", "20000") if word not in ("--hosts", str(muster.hosts_file))]
     output = tmp_path / "output"
 
     def ask(*arguments: str) -> dict[str, object]:

@@ -21,6 +21,7 @@ from app.dashboard.tabs.machines import MachinesPane
 from app.dashboard.tabs.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
+from tests.waiting import PATIENCE
 from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
 from training.records.run_folder import RunFolder
 from training.tasks.outputs.predictions import FOLDER
@@ -264,7 +265,7 @@ def test_leaving_does_not_wait_for_a_report(folder: RunFolder, monkeypatch: pyte
 
     def slow(run_dir: Path) -> Path:
         begun.set()
-        left.wait(20)
+        left.wait(PATIENCE)
         written.set()
         return run_dir
 
@@ -279,7 +280,7 @@ def test_leaving_does_not_wait_for_a_report(folder: RunFolder, monkeypatch: pyte
     show(folder.path, drive)
     assert not written.is_set()
     left.set()
-    assert written.wait(20)
+    assert written.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -16,6 +16,7 @@ import pytest
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.schema import Profile
+from tests.waiting import PATIENCE
 from training.run.local_plan import plan_local_run
 from training.tasks import published_models
 from training.tasks.published_models import (
@@ -80,6 +81,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(published_models, "_TIMEOUT", PATIENCE)
         yield Hub
         server.shutdown()
 

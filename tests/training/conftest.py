@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from group import Connect, Serve
 
+from tests.waiting import PATIENCE
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
 from training.exchange.group.join_config import JoinConfig
@@ -34,7 +35,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             JoinConfig(
                 f"127.0.0.1:{port}", folder / f"member-{rank}", plan.run_id, rank, plan.world_size, f"worker-{rank}"
             )
-        ).join(30.0)
+        ).join(PATIENCE)
 
     yield start
     for coordinator in coordinators:

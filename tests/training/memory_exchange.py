@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.waiting import PATIENCE
 from training.exchange.base import (
     Contribution,
     Exchange,
@@ -36,7 +37,7 @@ class Room:
         newcomers: ranks that come when one of the others publishes a joining state.
     """
 
-    def __init__(self, members: int, late: Late, timeout: float = 30.0, newcomers: Collection[int] = ()) -> None:
+    def __init__(self, members: int, late: Late, timeout: float = PATIENCE, newcomers: Collection[int] = ()) -> None:
         self.names: list[str] = []
         self.newcomers = set(newcomers)
         """Those who are not let in yet."""
