@@ -29,6 +29,7 @@ def mask() -> int:
 
 
 def main() -> int:
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # those of this moment are for the copy, too
     files = inherited()
     ignored = [int(number) for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
     document = {
@@ -45,9 +46,17 @@ def main() -> int:
     numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files[:FILES_AT_ONCE])
     server.sendmsg([len(data).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
     server.sendall(data)
+
+    def pass_on(number: int, _: object) -> None:
+        try:
+            server.send(bytes([number]))
+        except OSError:  # the copy has just ended
+            pass
+
     for number in PASSED_ON:
         if number not in ignored:
-            signal.signal(number, lambda number, _: server.send(bytes([number])))
+            signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     for number in (0, 1):  # whoever reads from or writes to the copy must see its end, not this one's
         os.close(number)
     end = server.recv(4)

@@ -73,6 +73,8 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
 _HUGE, _COLLAPSE = 2 << 20, 25
 """Bytes of a large page, and ``MADV_COLLAPSE``, of Linux 6.1."""
+_EXITING = 4
+"""``PF_EXITING`` of Linux' flags of a process."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -332,10 +334,13 @@ class Input(io.FileIO):
 
 
 def has_ended(pid: int) -> bool:
+    """Whether a process has ended, is ending, or is killed as soon as it has its turn."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return True
+    state, flags, pending = fields[0], int(fields[6]), int(fields[28])  # from the third on, see proc(5)
+    return state in "ZX" or flags & _EXITING != 0 or pending & 1 << signal.SIGKILL - 1 != 0
 
 
 def standard_input(client: int) -> Any:

@@ -118,9 +118,8 @@ def test_one_that_is_killed_does_not_see_its_input_end(tmp_path: Path) -> None:
     assert server is not None
     server.suspend()  # which kills it otherwise
     try:
-        with process:  # closes its input, too
+        with process:  # closes its input at once, when it is hardly dead
             process.kill()
-            process.wait(60)
         until(lambda: is_dead(number))
     finally:
         server.resume()
