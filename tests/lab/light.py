@@ -57,7 +57,8 @@ class LightHost:
         self.folder = lab.folder / spec.name
         self.files = self.folder / "home"
         """Its home folder."""
-        self.port = _free_port()
+        self._port_holder = _bound_to_free_port()
+        self.port = int(self._port_holder.getsockname()[1])
         self._mark = f"{lab.folder.name}-{spec.name}."
         self._process: subprocess.Popen[bytes] | None = None
         self._prepare(lab)
@@ -94,6 +95,7 @@ class LightHost:
 
     def boot(self) -> None:
         """Start its sshd and wait until it listens."""
+        self.release_port()
         with open(self.folder / "sshd.log", "ab") as log:
             command = [ssh_setup.sshd_program(), "-D", "-e", "-f", str(self._config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -102,6 +104,10 @@ class LightHost:
             if not self.running or time.monotonic() > end:
                 raise LabUnavailable(f"sshd does not start: {(self.folder / 'sshd.log').read_text().strip()}")
             time.sleep(0.01)
+
+    def release_port(self) -> None:
+        """Give up the port, which nobody else was given meanwhile: no other host of the lab either."""
+        self._port_holder.close()
 
     def start_sshd(self) -> None:
         self.boot()
@@ -211,6 +217,7 @@ class LightLab:
         self._keeper.communicate()
         for host in self:
             host.stop_sshd()
+            host.release_port()
         atexit.unregister(self.close)
 
     def __enter__(self) -> LightLab:
@@ -220,13 +227,16 @@ class LightLab:
         self.close()
 
 
-def _free_port() -> int:
-    """Return a port below the ephemeral range, which no connection takes while sshd is not running."""
+def _bound_to_free_port() -> socket.socket:
+    """Return a socket with a port below the ephemeral range, which no connection takes while sshd is not running."""
     while True:
-        port = _PORTS[secrets.randbelow(len(_PORTS))]
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((LightHost.address, port))
-            return port
+        holder = socket.socket()
+        try:
+            holder.bind((LightHost.address, _PORTS[secrets.randbelow(len(_PORTS))]))
+        except OSError:  # it is taken
+            holder.close()
+        else:
+            return holder
 
 
 def _listens(address: str, port: int) -> bool:
