@@ -43,6 +43,8 @@ def intended_line(message: str, arguments: Sequence[str]) -> str:
         return wizard_line(*arguments) if option[1] in WIZARD_OPTIONS else _by_option(option[1], arguments)
     if option and option[1] in _HOSTS_OPTIONS:
         return command_line(*("--hosts" if word == option[1] else word for word in arguments))
+    if option and option[1] == "--plain" and word in ("train", "distributed-train"):  # it opens no screen by itself
+        return command_line(*(typed for typed in arguments if typed != "--plain"))
     surplus = re.match(r"Got unexpected extra argument\(?s?\)? \((.*)\)", message)
     if surplus and "--hosts" in arguments:
         return _with_commas(list(arguments), surplus[1].split())

@@ -101,7 +101,7 @@ class JobScreen(StepScreen):
         if fits.status is ItemStatus.FAILED:
             return StatusMark.WARNING.show(fits.cause)
         if not bad and any(not row.needed or not row.free for row in fits.value):
-            return muted("not known yet")
+            return muted("memory not known yet")
         if not bad:
             number = len(fits.value)
             machines = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")

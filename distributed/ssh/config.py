@@ -168,7 +168,9 @@ def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        problem, hint = f"ssh -G {target.host} does not end", "check Match exec in ~/.ssh/config"
+        problem = f"no answer from ssh -G {target.host} in {_TIMEOUT:.0f} s"
+        config = target.config_file or USER_CONFIG
+        hint = f"this computer is very busy, or a Match exec in {config} hangs; try it: ssh -G {target.host}"
         raise BadInput(problem, hint, machine=target.name) from None
     if result.returncode != 0:
         problem = " ".join(result.stderr.split()) or f"ssh -G ended with {result.returncode}"

@@ -192,7 +192,7 @@ class Process(ABC):
                     raise CommandTimeout(self.machine, problem, "stopped listening")
             returncode = self.wait(_left(end))
         except TimeoutError:
-            raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None
+            raise _too_slow(self.machine, timeout) from None
         done = Completed(returncode, b"".join(chunks), self.stderr)
         if self.ran is not None:
             self.ran.outcome = "ok" if done.ok else done.problem[:200]
@@ -254,7 +254,7 @@ class RemoteProcess(Process):
 
     def wait(self, timeout: float | None = None) -> int:
         if not self.channel.status_event.wait(timeout):
-            raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is the machine hung?")
+            raise _too_slow(self.machine, timeout)
         self._errors.join(1.0)
         if self.channel.exit_status < 0:
             raise self._end_of_stream()
@@ -328,3 +328,8 @@ class RemoteProcess(Process):
 
 def _left(end: float | None) -> float | None:
     return None if end is None else max(end - time.monotonic(), 0.0)
+
+
+def _too_slow(machine: str, timeout: float | None) -> CommandTimeout:
+    problem = f"a command did not end within {timeout or 0:.0f} s"
+    return CommandTimeout(machine, problem, "is it very busy, or hung? try again")

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
+from speech.data.path_resolution import resolve_path
 from speech.data.sound_containers import SOUND_ENDINGS
 from training.tasks.data_files.plain_text import find_markup
 from training.tasks.data_files.splits import SPEAKER_COLUMNS, held_out_count, id_hash
@@ -38,6 +39,10 @@ END_COLUMNS = ("end", "end_time", "stop")
 _FURTHER_COLUMNS = ("id", "utt_id", "duration", *OFFSET_COLUMNS, *END_COLUMNS, "split", "kept", SILENCE)
 COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
 """All recognised names."""
+_SAMPLED_ROWS = 20
+"""Rows of a table whose cells are looked at to recognise the column of the recordings."""
+LONGEST_PATH = 4096
+"""Characters of a path or address in a table."""
 _MIN_LETTERED = 8
 """Minimum number of rows in ten with letters, for a column to be guessed as transcripts."""
 LEAKAGE_REMARK = "in the training data too: the WER promises too much"
@@ -149,15 +154,46 @@ def files_of_clip(clip: Clip) -> list[str]:
     return [os.path.abspath(clip.audio.path)] if isinstance(clip.audio, FileSource) else []
 
 
-def find_text_column(table: Table, text_column: str, option: str = "text_column") -> str:
-    """Return the column with the transcripts: ``text_column``, the first recognised name, or a column of sentences.
-
-    Warns if the choice is ambiguous.
+def find_audio_column(
+    table: Table, names: Sequence[str] = FILE_COLUMNS, audio_column: str = "", option: str = ""
+) -> str:
+    """Return the column with the recordings: ``audio_column``, the first of ``names``, or the only one whose cells name
+    sound files.
 
     Raises:
         BadInput: there is none.
     """
-    column = table.column((text_column,), "transcripts", option) if text_column else _guess_column(table, option)
+    if not audio_column and not any(name in table.columns for name in names):
+        rows = table.rows[:_SAMPLED_ROWS]
+        columns = [
+            name for name in table.columns if _name_sounds(table.path.parent, [row.cells.get(name, "") for row in rows])
+        ]
+        if len(columns) == 1:
+            return columns[0]
+    return table.column((audio_column,) if audio_column else names, "recordings", option)
+
+
+def _name_sounds(folder: Path, cells: Sequence[str]) -> bool:
+    """Whether all cells end as sound files do, or most of them name one in a folder, with or without its ending."""
+    if not cells or all(cell.lower().endswith(SOUND_ENDINGS) for cell in cells):
+        return bool(cells)
+    paths = [resolve_path(folder, cell) for cell in cells if cell and len(cell) <= LONGEST_PATH]
+    sounds = [path for path in paths if path.suffix.lower() in SOUND_ENDINGS and path.is_file()]
+    return 2 * len(sounds) > len(cells)
+
+
+def find_text_column(table: Table, text_column: str, option: str = "text_column", audio: str = "") -> str:
+    """Return the column with the transcripts: ``text_column``, the first recognised name, or a column of sentences.
+
+    Warns if the choice is ambiguous.
+
+    Args:
+        audio: the column with the recordings, which holds no transcripts.
+
+    Raises:
+        BadInput: there is none.
+    """
+    column = table.column((text_column,), "transcripts", option) if text_column else _guess_column(table, option, audio)
     markup = [found_markup for row in table.rows if (found_markup := find_markup(row.cells.get(column, "")))]
     if markup:
         done = "entities are read as their characters, tokens of models are left out"
@@ -165,9 +201,9 @@ def find_text_column(table: Table, text_column: str, option: str = "text_column"
     return column
 
 
-def _guess_column(table: Table, option: str) -> str:
+def _guess_column(table: Table, option: str, audio: str) -> str:
     usual = [name for name in TEXT_COLUMNS if name in table.columns]
-    column = usual[0] if usual else likely_text_column(table)
+    column = usual[0] if usual else likely_text_column(table, audio)
     variants = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
     others = [
         name
@@ -182,13 +218,13 @@ def _guess_column(table: Table, option: str) -> str:
     return column or table.column(TEXT_COLUMNS, "transcripts", option)
 
 
-def likely_text_column(table: Table) -> str:
+def likely_text_column(table: Table, audio: str = "") -> str:
     """Guess the column with the transcripts by its contents; empty if there is none, or no clear choice.
 
     Most of its rows have letters, and none is a path or URL. Among several, it is the one with the longest sentences.
     """
     cells = {name: [row.text(name) for row in table.rows if name not in row.not_text] for name in table.columns}
-    texts = {name: column for name, column in cells.items() if name not in COLUMNS and _are_texts(column)}
+    texts = {name: column for name, column in cells.items() if name not in (*COLUMNS, audio) and _are_texts(column)}
     sentences = {name: sum(map(len, column)) for name, column in texts.items() if _have_spaces(column)}
     return max(sentences, key=sentences.__getitem__) if sentences else next(iter(texts)) if len(texts) == 1 else ""
 

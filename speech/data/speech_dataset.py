@@ -30,7 +30,6 @@ from speech.data.patches import (
 from speech.data.path_resolution import SEARCHED, is_written_absolute, resolve_path
 from speech.data.speech_clips import (
     COLUMNS,
-    FILE_COLUMNS,
     LANGUAGE_COLUMNS,
     LEAKAGE_REMARK,
     OFFSET_COLUMNS,
@@ -38,6 +37,7 @@ from speech.data.speech_clips import (
     FileSource,
     SpeechSplits,
     files_of_clip,
+    find_audio_column,
     find_text_column,
     hold_out,
     leaked_clips,
@@ -316,8 +316,8 @@ def _by_first_folder(table: _TableClips, folder: Path) -> dict[str, _TableClips]
 def _table(path: Path, text_column: str) -> _TableClips:
     faults = Faults(path)
     table = read_table(path, faults=faults).with_spelling(COLUMNS)
-    audio = table.column(FILE_COLUMNS, "recordings")
-    text = find_text_column(table, text_column)
+    audio = find_audio_column(table)
+    text = find_text_column(table, text_column, audio=audio)
     clips = list[Clip]()
     for row in table.rows:
         if row.cells.get(KEPT, "").lower() != "no":

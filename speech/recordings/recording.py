@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
 from speech.data.path_resolution import path_as_written, readings, resolve_path
-from speech.data.sound_containers import SOUND_ENDINGS
 from speech.data.speech_clips import (
     COLUMNS,
     END_COLUMNS,
     FILE_COLUMNS,
     LANGUAGE_COLUMNS,
+    LONGEST_PATH,
     OFFSET_COLUMNS,
     FileSource,
+    find_audio_column,
     find_text_column,
     says_silence,
 )
@@ -43,9 +44,6 @@ AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
 LONGEST_ID = 200
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-_SAMPLED_ROWS = 20
-"""Rows of a table whose cells are looked at to recognise a column."""
-_LONGEST_CELL = 4096  # characters of a path or address
 
 
 class ExclusionReason(str, Enum):
@@ -179,28 +177,15 @@ def find_columns(table: Table, request: ReadRequest) -> TableColumns:
     """
     columns = request.columns
     speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
+    audio = find_audio_column(table, AUDIO, columns.audio, "--audio-column")
     return TableColumns(
-        _audio_column(table, columns.audio),
-        find_text_column(table, columns.text, "--text-column"),
+        audio,
+        find_text_column(table, columns.text, "--text-column", audio),
         speaker or _first_present(SPEAKER, table.columns),
         _first_present(LANGUAGE_COLUMNS, table.columns),
         _first_present(OFFSET_COLUMNS, table.columns),
         _first_present(END_COLUMNS, table.columns),
     )
-
-
-def _audio_column(table: Table, named: str) -> str:
-    """Return the column of the recordings; under no usual name, the only one whose cells all name a sound file."""
-    if not named and not any(name in table.columns for name in AUDIO):
-        cells = {column: [row.cells.get(column, "") for row in table.rows[:_SAMPLED_ROWS]] for column in table.columns}
-        columns = [name for name, column in cells.items() if column and all(map(_names_sound, column))]
-        if len(columns) == 1:
-            return columns[0]
-    return table.column((named,) if named else AUDIO, "recordings", "--audio-column")
-
-
-def _names_sound(cell: str) -> bool:
-    return cell.lower().endswith(SOUND_ENDINGS)
 
 
 def with_usual_spelling(table: Table) -> Table:
@@ -297,7 +282,7 @@ def locate_audio(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Sou
 def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
     if not cell:
         raise UnusableRecording(ExclusionReason.NOT_THERE, "no file and no address")
-    if len(cell) > _LONGEST_CELL:
+    if len(cell) > LONGEST_PATH:
         raise UnusableRecording(ExclusionReason.BAD_CELL, f"a path of {len(cell)} characters")
     scheme = _SCHEME.match(cell)
     if scheme is None:

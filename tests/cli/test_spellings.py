@@ -19,6 +19,7 @@ from profiles.installation import TOP
         ("resume abc", "python3 cli_typer.py distributed-train --resume abc"),
         ("--dataset clips", "python3 cli_typer.py distributed-train PROFILE --dataset clips"),
         ("train demo --hosts a b", "python3 cli_typer.py train demo --hosts a,b"),
+        ("train demo --plain --hosts a,b", "python3 cli_typer.py train demo --hosts a,b"),
         ("train demo --machines a,b", "python3 cli_typer.py train demo --hosts a,b"),
         ("train.py --lr 3", "python3 cli_typer.py launch -- train.py --lr 3"),
         ("check --fix", "python3 cli_typer.py machines check --fix"),

@@ -9,11 +9,13 @@ import pytest
 from run_folders import BEGAN, started, steps, view_of
 
 from app.console import short_names
+from app.dashboard.braille import Window
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import ChartData, drawn
 from app.dashboard.tabs.overview import loss_chart, progress_line
-from app.dashboard.tabs.ribbons import margin, strips
+from app.dashboard.tabs.ribbons import margin, strip_lines, strips
 from app.run_view.headline import headline
+from app.run_view.ribbon import AwaySpan
 from app.run_view.run_state import reduce_events
 from tests.app.test_plan_vs_actual import completed, planning, prediction, ran
 from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
@@ -48,10 +50,22 @@ def test_a_ribbon_stands_under_the_steps_of_the_loss() -> None:
     axis, studio, air, pc, last = shown[-5:]
     assert studio.startswith("● studio│") and air.startswith("● air   │") and pc.startswith("● pc    │")
     assert axis.index("✗") == air.index("✗") and axis.index("+") == air.index("+")
-    assert "✗lost: silent for 5" in air
+    assert "✗lost: silent for 5 s+" in air
     assert studio[air.index("✗") - 2] == "▅" and studio[air.index("✗") + 4] == "▁"
     assert "◇" in studio and "◇" in pc and "◇" not in air
     assert "8.0/s" in studio and studio.endswith("%") and last.endswith("wait")
+
+
+@pytest.mark.parametrize(
+    ("steps_away", "words"),
+    [(21, "✗lost: silent for 5 s+"), (18, "✗lost: silent for…+"), (7, "✗lost··+"), (4, "✗···+"), (1, "✗+")],
+)
+def test_why_a_machine_was_away_is_told_in_whole_words(steps_away: int, words: str) -> None:
+    away = AwaySpan(20.0, 20.0 + steps_away, "lost", "silent for 5 s")
+    strip = strips(whole())[1]
+    strip = replace(strip, ribbon=replace(strip.ribbon, away=(away,), arrivals=(away.until,)))
+    (line,) = strip_lines([strip], Window(0, 60, 0, 1), 8, 60, 1, 0)
+    assert words in line.plain
 
 
 def test_a_legend_takes_the_lines_that_it_needs_and_leaves_the_curve_its_own() -> None:

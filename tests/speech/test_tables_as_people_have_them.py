@@ -36,6 +36,18 @@ def test_a_column_without_a_name_is_none(tmp_path: Path) -> None:
     assert row.cells == {"text": "hello"}
 
 
+def test_recordings_are_recognised_by_their_files_and_else_the_command_that_reads_more_is_named(tmp_path: Path) -> None:
+    named = [Path(path) for _, path, _ in write_clips(tmp_path, 2)]
+    rows = "".join(f"{n},{path.with_suffix('')},sentence {n}\n" for n, path in enumerate(named))
+    table_of(tmp_path, "Nr,Memo,What I said\n" + rows)
+    first, second = read_speech(str(tmp_path))["train"]
+    assert [clip.audio.path.name for clip in (first, second)] == [path.name for path in named]
+    table = table_of(tmp_path, "Nr,Memo,text\n1,nowhere,one\n")
+    with pytest.raises(BadInput, match="no column 'audio_path'") as error:
+        read_speech(str(tmp_path))
+    assert f"prepare {table} --out NEW" in error.value.hint
+
+
 @pytest.mark.parametrize("value", ["NaN", "null", '""', '"NaN"', '"<NA>"', '"None"', "[]"])
 def test_what_json_holds_for_a_missing_transcript_is_none(tmp_path: Path, value: str) -> None:
     (_, path, _), *_ = write_clips(tmp_path, 1)

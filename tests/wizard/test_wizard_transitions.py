@@ -256,6 +256,17 @@ def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
     assert state.busy == ()
 
 
+def test_of_each_machine_the_newest_line_of_progress_is_shown() -> None:
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA, BERT))))
+    task = ServiceTask(TaskKind.JOB, "", inputs(state, TaskKind.JOB, ""))
+    for line in ("measuring", f"{ANNA.name}: 1 of 3 MB", f"{BERT.name}: 2 of 3 MB", f"{ANNA.name}: reading the data"):
+        state = apply(state, log_line(task, line))
+    assert state.part(TaskKind.JOB, "").progress == (
+        "measuring", f"{BERT.name}: 2 of 3 MB", f"{ANNA.name}: reading the data"
+    )  # fmt: skip
+    assert f"{ANNA.name}: 1 of 3 MB" in state.log
+
+
 def test_two_machines_of_one_name_stay_two() -> None:
     twin = replace(known_machine("twin", "10.0.0.9"), name="anna")
     state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA, twin))))

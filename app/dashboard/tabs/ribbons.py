@@ -119,7 +119,8 @@ def _drawn(strip: Strip, window: Window, across: int) -> list[tuple[str, str]] |
         if away.until >= window.left and away.start <= window.right:
             start, stop = column_of(away.start), column_of(away.until if away.until < window.right else window.right)
             why = "".join(sign if cell_len(sign) == 1 else "?" for sign in visible(away.text))
-            text = f"{why[: stop - start]:{ABSENT}<{stop - start}}"
+            room = stop - start - (away.until in ribbon.arrivals)
+            text = f"{_whole_words(why, away.status, room):{ABSENT}<{stop - start}}"
             cells[start + 1 : stop + 1] = [(sign, "$text-muted") for sign in text]
     written = [step for step in ribbon.snapshots if window.left <= step <= window.right]
     for step in written if 4 * len(written) <= across else ():
@@ -136,3 +137,11 @@ def _drawn(strip: Strip, window: Window, across: int) -> list[tuple[str, str]] |
     ):  # it came when others trained
         cells[:begin] = [cell if cell[0] == CAME else (ABSENT, "$text-muted") for cell in cells[:begin]]
     return cells
+
+
+def _whole_words(reason: str, status: str, room: int) -> str:
+    """Return as many whole words of a reason as fit into ``room`` cells, or at least the status it begins with."""
+    if len(reason) <= room:
+        return reason
+    words = reason[: max(0, room)].rpartition(" ")[0].rstrip(":,;")
+    return f"{words}…" if len(words) > len(status) else status if len(status) <= room else ""

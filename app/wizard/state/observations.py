@@ -62,8 +62,16 @@ def log_line(state: State, task: ServiceTask, line: str) -> State:
         return state.putting(TaskKind.REPAIR, value={**state.repairs.value, machine: line})
     if task.kind in _PARTLESS or not is_current(state, task):
         return state
-    progress = (*state.part(task.kind, task.key).progress, line)[-_SHOWN_LINES:]
-    return state.putting(task.kind, task.key, progress=progress)
+    earlier = _others_lines(state, state.part(task.kind, task.key).progress, line)
+    return state.putting(task.kind, task.key, progress=(*earlier, line)[-_SHOWN_LINES:])
+
+
+def _others_lines(state: State, lines: Sequence[str], newest: str) -> Sequence[str]:
+    """Return lines of progress without those of the machine whose ``newest`` one begins with its name."""
+    speaker = newest.partition(": ")[0]
+    if speaker not in {row.name for row in state.machines.rows}:
+        return lines
+    return [line for line in lines if not line.startswith(f"{speaker}: ")]
 
 
 @observation

@@ -51,6 +51,12 @@ def test_under_an_unusual_name_the_one_column_of_sound_files_is_that_of_the_reco
     rows = [("1", "a.wav", "eins", "b.mp3"), ("2", "c.M4A", "zwei", "nothing")]
     (first, _) = read(write_rows(tmp_path / "all.csv", "Nr,Datei,text,Remarks", rows))
     assert first.id == "a.wav"
+    for name in ("Memo 1.flac", "Memo 2.wav", "Memo 3.wav"):
+        write_tone(tmp_path / "audio" / name)
+    memos = [("1", "Memo 1", "eins", "cough"), ("2", "Memo 2", "zwei", ""), ("3", "Memo 4", "drei", "")]
+    (memo, _, gone) = read(write_rows(tmp_path / "memos.csv", "#,Memo,What I said,Notes", memos))
+    assert memo.audio == FileSource((tmp_path / "audio" / "Memo 1.flac").resolve()) and memo.text == "eins"
+    assert gone.exclusion is not None and gone.exclusion.reason is ExclusionReason.NOT_THERE
     two = write_rows(tmp_path / "two.csv", "left,right,text", [("a.wav", "b.wav", "eins")])
     with pytest.raises(BadInput, match="no column 'audio_path'"):
         read(two)

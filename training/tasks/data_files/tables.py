@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
+from profiles.installation import program
 from profiles.quantities import bytes_text
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.data_files.faults import Faults
@@ -107,7 +108,9 @@ class Table:
                 return name
         expected = " or ".join(repr(name) for name in names[:3])
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
-        hint = (f"name it with {option}, or " if option else "") + f"call it {names[0]!r} in its first line{_NO_NAMES}"
+        hint = f"{f'name it with {option}, or ' if option else ''}call it {names[0]!r} in its first line{_NO_NAMES}"
+        if not option.startswith("-"):  # "prepare" reads more kinds of tables
+            hint += f", or type: {program('prepare', shlex.quote(str(self.path)), '--out NEW')}"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
@@ -156,7 +159,7 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = ",;\t|"
 _SAYS_DELIMITER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 """First line of a table that declares its delimiter for a spreadsheet."""
-_NO_NAMES = "; or, if that line is a recording's, write the names above it or let 'prepare' read the folder"
+_NO_NAMES = "; or, if that line is a recording's, write the names above it"
 _NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE)
 
 
