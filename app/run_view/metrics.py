@@ -11,7 +11,7 @@ RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares, shown as per cent."""
 
 
-NOT_YET = "not yet"
+TOO_HIGH = "over 100 %"
 """Stands for an error rate above 100 %: the model, not trained enough, writes more wrong words than were said."""
 
 
@@ -24,12 +24,12 @@ def metric_text(name: str, value: float | None, exact: bool = False) -> str:
     """Return ``3.2 %`` for a share, four digits for anything else, ``-`` for ``None`` and NaN.
 
     Args:
-        exact: return an error rate above 100 % as it is, rather than :data:`NOT_YET`.
+        exact: return an error rate above 100 % as it is, rather than :data:`TOO_HIGH`.
     """
     if value is None or value != value:
         return "-"
     if not exact and not is_usable(name, value):
-        return NOT_YET
+        return TOO_HIGH
     return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
 
 

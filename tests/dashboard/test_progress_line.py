@@ -52,9 +52,9 @@ def test_the_bar_gives_way_before_words_do() -> None:
     assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
 
 
-def test_more_wrong_words_than_were_said_are_no_error_rate_yet() -> None:
-    assert line(84, evaluated(0, 1.801)).endswith("WER on validation: not yet")
-    assert line(84, evaluated(0, 1.801), evaluated(900, 0.071)).endswith("WER on validation: not yet -> 7.1 %")
+def test_more_wrong_words_than_were_said_are_over_100_per_cent() -> None:
+    assert line(90, evaluated(0, 1.801)).endswith("WER on validation: over 100 % before")
+    assert line(90, evaluated(0, 1.801), evaluated(900, 0.071)).endswith("WER on validation: over 100 % -> 7.1 %")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_model_that_got_worse_is_told_with_what_may_help(wer: float, loss: flo
 def test_a_value_of_an_earlier_evaluation_says_of_which_step(tmp_path: Path) -> None:
     test = evaluated(0, 1.933).model_copy(update={"split": "test"})
     picture = Picture(tmp_path, reduce_events([*started(), test, evaluated(0, 1.801), evaluated(30, 0.45)]))
-    assert newest_text(picture, "test wer") == "not yet at 0"
+    assert newest_text(picture, "test wer") == "over 100 % at 0"
     assert newest_text(picture, "validation wer") == "45.0 %"
     first, second = evaluation_lines(picture.state)
-    assert first.endswith("not yet (step 0)") and second.endswith("not yet -> 45.0 %")
+    assert first.endswith("over 100 % (step 0)") and second.endswith("over 100 % -> 45.0 %")
 
 
 def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_run
-from app.wizard.state.dependencies import apply, begin, blockers, inputs, tasks_to_start
+from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.observations import begun, done, failed, log_line, sighted
+from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted
 from app.wizard.state.records import (
     Assessment,
     DataSummary,
@@ -305,6 +305,17 @@ def test_a_start_that_failed_may_be_tried_again() -> None:
     failed = started().putting(TaskKind.LAUNCH, status=ItemStatus.FAILED)
     assert apply(failed, do.go_back()).step is Step.PLAN
     assert apply(apply(failed, do.go_back()), do.confirm()).launch.status is ItemStatus.WORKING
+
+
+def test_the_plan_of_a_start_that_failed_is_saved() -> None:
+    plan = PlanPreview(files=("profiles/saved/demo-2.ini",))
+    at_plan = started()
+    at_plan = at_plan.putting(TaskKind.PLAN, value=plan, inputs=inputs(at_plan, TaskKind.PLAN))
+    waiting = at_plan.putting(TaskKind.LAUNCH, status=ItemStatus.WORKING, value=LaunchProgress())
+    assert is_unsaved(waiting)
+    seen = apply(waiting, launch_seen(LaunchProgress())).putting(TaskKind.LAUNCH, status=ItemStatus.FAILED)
+    assert seen.plan.value.files and not is_unsaved(seen)
+    assert is_unsaved(seen.putting(TaskKind.PLAN, inputs="changed since"))
 
 
 @pytest.mark.parametrize(("word", "mark"), [("completed", ItemStatus.OK), ("cancelled", ItemStatus.STOPPED)])

@@ -30,7 +30,7 @@ from app.dashboard.tabs.samples import sample_lines
 from app.report import failure_hint
 from app.run_view.figures import rate_text
 from app.run_view.headline import headline
-from app.run_view.metrics import NOT_YET, four_digits
+from app.run_view.metrics import four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
@@ -235,7 +235,7 @@ def _reached(state: RunState) -> tuple[str, str, str]:
         return "", "", ""
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
     texts = evaluation_text(results, split), evaluation_text(results)
-    before = "" if results.last.step or texts[0].endswith(NOT_YET) else " before"
+    before = "" if results.last.step else " before"
     full, bare = (text + before for text in texts)
     return full, bare, bare.replace(" of the texts", "")
 

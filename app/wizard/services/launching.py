@@ -47,8 +47,8 @@ def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None, outs
     """
     saved = saving(request, config)
     names = [machine.name for machine in saved.hosts.machines]
-    see(refused(names, ()))
     saved.write(config)
+    see(refused(names, ()))
     try:
         path, plan = start(saved, request, tell, config, outside)
     except NotReady as error:

@@ -197,8 +197,9 @@ def _to_be_examined(state: State) -> State:
 
 @observation
 def launch_seen(state: State, launch: LaunchProgress) -> State:
-    """A launch made progress."""
-    return state.putting(TaskKind.LAUNCH, value=launch)
+    """A launch made progress; it has written the files of the plan by then."""
+    state = state.putting(TaskKind.LAUNCH, value=launch)
+    return state.putting(TaskKind.SAVE, inputs=state.plan.inputs) if state.step is Step.LAUNCH else state
 
 
 # ----------------------------------------------------------------------------------------------------------- discovery

@@ -109,7 +109,7 @@ class Table:
         expected = " or ".join(repr(name) for name in names[:3])
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
         hint = f"{f'name it with {option}, or ' if option else ''}call it {names[0]!r} in its first line{_NO_NAMES}"
-        if not option.startswith("-"):  # "prepare" reads more kinds of tables
+        if purpose == "recordings" and not option:  # "prepare" reads more kinds of tables, and has an option
             hint += f", or type: {program('prepare', shlex.quote(str(self.path)), '--out NEW')}"
         if pairs:
             near, name = pairs[0]
