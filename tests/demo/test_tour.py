@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from distributed.run.requests import leave_request
 from tests.demo.tmux_terminal import Tmux
+from training.records.event_log import follow_lines
+from training.records.lease import LOCK_NAME
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
 
@@ -30,6 +36,18 @@ def set_up(folder: Path, *arguments: str, script: Path = ROOT / "wizard.py") -> 
 def first_run(output: Path) -> Path:
     (path,) = output.iterdir()
     return path
+
+
+@contextlib.contextmanager
+def held_when_a_machine_is_lost(run: Path) -> Iterator[None]:
+    """Wait until a run has lost a machine, and stop its process for a while."""
+    assert any(b'"status":"lost"' in line for line in follow_lines(run / "events.jsonl", lambda: is_live(run)))
+    pid = int((run / LOCK_NAME).read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.timeout(300)
@@ -66,8 +84,9 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.press("Enter")
         terminal.until("1 Overview", "Healthy", "3/3 machines", "step ")
         run = first_run(tmp_path / "output")
-        terminal.until("Degraded", "2/3 machines", "demo-studio lost", patience=120)
-        leave_request(run, "pause")  # else it might be over before it is looked at
+        with held_when_a_machine_is_lost(run):  # else it might be back before it is looked at
+            terminal.until("Degraded", "2/3 machines", "demo-studio lost")
+            leave_request(run, "pause")
         terminal.press("5")
         terminal.until("root cause", "link is down")
         leave_request(run, "add", "demo-studio")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+
+from tests.waiting import until
+from training.exchange.links.link import Outgoing
 
 LONG = 100_000
 """Elements that no kernel buffer of a link takes at once, nor one message."""
@@ -82,7 +87,7 @@ def disagree(rank: int, world: int) -> list[str]:
     found = []
     for pair in DISAGREE.values():
         group: Any = dist.new_group()
-        group.pairs.seconds = 2.0  # once it is formed, which may take longer
+        group.pairs.seconds = 10.0  # enough to connect a pair; with the group's own minute, a mistake would take long
         found.append(told(lambda: pair[rank](group)))  # noqa: B023 - called at once
         dist.destroy_process_group(group)
     return found
@@ -183,17 +188,29 @@ KINDS: dict[str, Callable[[Any, int, int], Any]] = {
 def stands_still(rank: int, world: int) -> list[str]:
     """The last member is there and takes part in nothing: the first must not wait for ever."""
     found = []
-    for call in KINDS.values():
+    for kind, call in KINDS.items():
         group: Any = dist.new_group()
-        # Once it is formed, which may take longer. Who gives up ends its connections, and could be named by the first.
-        group.pairs.seconds = 0.3 if rank == 0 else 1.0
+        takes_part = threading.Thread(target=told, args=[functools.partial(call, group, rank, world)])
+        is_between = 0 < rank < world - 1 and kind not in ("recv", "send")  # those are of the first and the last alone
+        if is_between:
+            takes_part.start()
+            until(lambda: _has_sent(group) or not takes_part.is_alive())  # noqa: B023 - called at once
+        dist.barrier()  # so the first need not wait for those between, and would name them for no other reason
         if rank == 0:
-            found.append(told(lambda: call(group, rank, world)))  # noqa: B023 - called at once
-        elif rank < world - 1:  # these may be done before they notice
-            told(lambda: call(group, rank, world))  # noqa: B023
-        dist.barrier()
+            group.pairs.seconds = 0.3
+            found.append(told(lambda: call(group, rank, world)))  # noqa: B023
+        dist.barrier()  # who gives up earlier ends its connections, and could be named by the first
+        if is_between:
+            group.pairs.seconds = 0.1
+            takes_part.join()
         dist.destroy_process_group(group)
     return found
+
+
+def _has_sent(group: Any) -> bool:
+    """Whether an operation is under way, and something of all that it is to send is sent."""
+    links = [link for link in group.pairs._links() if not link.idle]
+    return bool(links) and all(link.bytes > link.bytes_before for link in links if isinstance(link, Outgoing))
 
 
 def patience(rank: int, world: int) -> list[str]:

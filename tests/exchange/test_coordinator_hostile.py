@@ -80,7 +80,7 @@ def hello(rank: int, **changes: object) -> bytes:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=3))
 def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
-    with lab(None, 1, handshake=1.0) as one:
+    with lab(None, 1) as one:
         connection = dial(one, *(part + b"\n" for part in parts), b"\n\n")
         assert "not a message" in answer(connection)
         one.connect(0)

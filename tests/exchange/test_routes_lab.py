@@ -31,7 +31,7 @@ from training.exchange.links.link import PeerLost
 from training.exchange.links.listener import Identity, Listener
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_member import MeshMember
-from training.records.events import WaysEvent
+from training.records.events import PeerPath, WaysEvent
 
 pytestmark = pytest.mark.lab
 T = TypeVar("T")
@@ -285,7 +285,12 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
         assert [one.wait(PATIENCE).mean.tolist() for one in pending] == [[1.0] * 9] * 2
         assert all(str(mesh.routes[1 - mesh.rank]).startswith(way) for m in members if (mesh := m.mesh))
         router.forwards("r", False)
-    found = {rank: [way for event in coordinator[1] if event.member == rank for way in event.ways] for rank in range(2)}
+
+    def reported() -> dict[int, list[PeerPath]]:
+        return {rank: [way for one in coordinator[1] if one.member == rank for way in one.ways] for rank in range(2)}
+
+    until(lambda: all(len(ways) >= 2 for ways in reported().values()))
+    found = reported()
     assert {rank: [str(way) for way in ways] for rank, ways in found.items()} == {
         0: ["direct 10.77.2.2", "relayed"],
         1: ["direct 10.77.1.2", "relayed"],

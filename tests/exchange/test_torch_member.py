@@ -410,7 +410,7 @@ def namespace_figures(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     )
     (etc := folder / "etc").mkdir()
     commands = DEAD_RESOLVER.format(folder=etc, python=sys.executable, script=script)
-    done = subprocess.run(["unshare", "-n", "-m", "sh", "-ec", commands], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["unshare", "-n", "-m", "sh", "-ec", commands], capture_output=True, text=True, timeout=200)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("namespaces are not allowed here")
     assert done.returncode == 0, done.stderr
@@ -419,7 +419,7 @@ def namespace_figures(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.lab
 def test_start_up_does_not_wait_for_a_dead_name_server(namespace_figures: list[float]) -> None:
-    assert namespace_figures[0] < 25  # one look-up takes 90
+    assert namespace_figures[0] < 60  # one look-up takes 90
 
 
 @pytest.mark.lab

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
@@ -39,7 +40,7 @@ def server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def client(server: StoreServer, request: pytest.FixtureRequest) -> Iterator[StoreClient]:
-    client = StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0, prefix=f"{request.node.name}/")
+    client = StoreClient(f"127.0.0.1:{server.port}", server.token, PATIENCE, prefix=f"{request.node.name}/")
     yield client
     client.close()
 
@@ -104,7 +105,7 @@ def test_a_missing_key_is_named(client: StoreClient) -> None:
 
 
 def test_clients_of_different_prefixes_do_not_meet(server: StoreServer) -> None:
-    one, other = (StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0, prefix) for prefix in ("a/", "b/"))
+    one, other = (StoreClient(f"127.0.0.1:{server.port}", server.token, PATIENCE, prefix) for prefix in ("a/", "b/"))
     one.set("key", "1")
     assert not other.check(["key"])
     one.close()
@@ -153,7 +154,7 @@ def test_who_does_not_know_the_token_stores_nothing_and_hears_nothing(
         assert last_words(stranger) == b""
     assert client.num_keys() == before
     with pytest.raises(ExchangeError, match="token is not the store's"):
-        StoreClient(client.address, "another", 5.0)
+        StoreClient(client.address, "another", PATIENCE)
 
 
 def test_the_token_is_for_the_members_alone(server: StoreServer, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_the_token_is_for_the_members_alone(server: StoreServer, tmp_path: Path)
 def test_silent_strangers_keep_no_member_out(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(stranger_at(server)) for _ in range(2 * MAX_UNAUTHENTICATED)]
-        client = StoreClient(f"127.0.0.1:{server.port}", server.token, 30.0)
+        client = StoreClient(f"127.0.0.1:{server.port}", server.token, PATIENCE)
         assert client.add("alive", 1) > 0
         client.close()
         assert [last_words(stranger) for stranger in crowd[:MAX_UNAUTHENTICATED]] == [b""] * MAX_UNAUTHENTICATED
@@ -183,7 +184,7 @@ def test_no_bytes_harm_the_store(server: StoreServer, data: bytes, knows: bool) 
     with stranger_at(server, knows=knows) as stranger:
         say(stranger, data + b"\n")
         last_words(stranger)
-    client = StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0)
+    client = StoreClient(f"127.0.0.1:{server.port}", server.token, PATIENCE)
     assert client.add("alive", 1) > 0
     client.close()
 
@@ -281,7 +282,7 @@ def losing_an_answer(server: StoreServer) -> Iterator[str]:
 
 def test_a_connection_that_ends_is_made_anew_and_nothing_is_added_twice(server: StoreServer) -> None:
     with losing_an_answer(server) as address:
-        client = StoreClient(address, server.token, 5.0, prefix="lossy/")
+        client = StoreClient(address, server.token, PATIENCE, prefix="lossy/")
         assert [client.add("n", 1), client.add("n", 2), client.add("n", 3)] == [1, 3, 6]
         assert client.get("n") == b"6"
         client.close()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import struct
 import threading
-import time
 import weakref
 from functools import partial
 from itertools import accumulate
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import BadInput, RunFailed
 from tests.layouts.pipeline_runs import QueueCarrier, queue_carriers, side_by_side
+from tests.waiting import until
 from training.layouts.carrier import sum_among
 from training.layouts.messages import HEADER_BYTES, TensorHeader, pack_header, parse_header
 from training.layouts.orders import Work, micro_batches_under_way
@@ -139,7 +139,5 @@ def test_a_step_that_fails_leaves_neither_activations_nor_threads() -> None:
     with pytest.raises(ValueError, match="no memory"):
         relay.train(8, forward)
     gc.collect()
-    deadline = time.monotonic() + 30
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left and [reference() for reference in kept] == [None]
+    until(lambda: not set(threading.enumerate()) - before)
+    assert [reference() for reference in kept] == [None]

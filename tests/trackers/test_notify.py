@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -142,7 +143,8 @@ def test_a_web_address_that_hangs_once_gets_the_end(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TARGET, address)
-    monkeypatch.setattr(notify, "_PATIENCE", 0.2)
+    send, patience = urllib.request.urlopen, iter([0.2, 60.0])
+    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: send(request, timeout=next(patience)))
     _Listener.hangs = 1
     follow(write_run(tmp_path, [lost(1), evaluation(5, 0.2)]))
     assert [document["status"] for document in _Listener.heard] == ["completed"]

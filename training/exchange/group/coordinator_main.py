@@ -74,9 +74,9 @@ def _serve(path: Path) -> None:
     _watch_for(end, coordinator)
     with lock:
         print(json.dumps({"port": port, "relay": coordinator.group.relay}), flush=True)
+        for event in buffered:
+            write(event)
         is_listening.set()
-    for event in buffered:
-        log(event)
     end.wait()
     coordinator.stop()
 
