@@ -70,6 +70,14 @@ def serving(play: Callable[[socket.socket], None]) -> Iterator[int]:
         listener.close()
 
 
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A port on loopback at which nobody listens, and that nobody else is given meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def garbage(peer: socket.socket) -> None:
     peer.sendall(b"\x1b[2J\x00\xff\n" * 3000)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_connection import closed_port
 
 from distributed.agent import link_probe
 from distributed.agent.link_probe import ProbeServer, measure, together
@@ -116,9 +117,7 @@ def test_a_listener_that_says_something_else(answer: bytes, monkeypatch: pytest.
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(OSError, match=r"127\.0\.0\.1: .*refused"):
+    with closed_port() as port, pytest.raises(OSError, match=r"127\.0\.0\.1: .*refused"):
         measure(["127.0.0.1"], port, TOKEN)
 
 

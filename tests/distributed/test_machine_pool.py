@@ -127,5 +127,5 @@ def test_a_server_with_one_session_a_connection_runs_several_commands(lab: Light
         assert connection.run(["echo", "fourth"]).stdout == b"fourth\n"
         for number, stream in enumerate(streams):
             stream.write(b"%d\n" % number)
-            assert stream.read_line(10.0) == b"%d\n" % number
+            assert stream.read_line(PATIENCE) == b"%d\n" % number
     assert lab["single"].logins - before == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import resource
 import socket
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from scripted_connection import serving, silent
+from scripted_connection import closed_port, serving, silent
 
 from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import (
@@ -97,8 +98,11 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TI
 def test_a_strange_server_is_named(
     tmp_path: Path, play: Callable[[socket.socket], None], kind: type[SshError], said: str
 ) -> None:
-    with serving(play) as port:
-        error = meet(tmp_path, port, timeout=TIMEOUT if kind is Stalled else PATIENCE)
+    for seconds in (TIMEOUT, 8.0, PATIENCE) if kind is Stalled else (PATIENCE,):  # a busy machine may need more
+        with serving(play) as port:
+            error = meet(tmp_path, port, timeout=seconds)
+        if said in error.message:
+            break
     assert type(error) is kind
     assert said in error.message
 
@@ -123,20 +127,18 @@ def test_an_endless_server_costs_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_closed_port_tells_how_to_switch_remote_login_on(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    error = meet(tmp_path, port)
+    with closed_port() as port:
+        error = meet(tmp_path, port, timeout=PATIENCE)
     assert type(error) is PortClosed
     assert "Sharing > Remote Login" in error.hint and "openssh-server" in error.hint
 
 
 def test_who_refuses_right_after_it_let_us_in_may_limit_connections(tmp_path: Path) -> None:
     """``ufw limit``: each command is a process of its own, so that is remembered in a file."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    note_answer("127.0.0.1", port)
-    error = meet(tmp_path, port)
-    assert type(error) is PortClosed and "answered 0 s ago and refuses connections now" in error.message
+    with closed_port() as port:
+        note_answer("127.0.0.1", port)
+        error = meet(tmp_path, port, timeout=PATIENCE)
+    assert type(error) is PortClosed and re.search(r"answered \d+ s ago and refuses connections now", error.message)
     assert "ufw limit" in error.hint and "Remote Login" in error.hint
 
 
