@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.cli.main import main
+from app.cli.runs import attach
 from app.cli.runs.ask import answer_to, find_live_run
-from app.cli.runs.attach import leave
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
@@ -64,21 +65,21 @@ def test_a_run_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.
 
 
 def test_of_two_resumes_at_once_neither_takes_the_end_before_for_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_run(tmp_path, [RunEvent(status="running"), RunEvent(status="cancelled", message="stopped")])
-    since = newest_number(folder / "events.jsonl")
+    since, look, started = newest_number(folder / "events.jsonl"), attach._seen_until_start, list[RunFolder]()
 
-    def begin() -> None:  # what the other one has started
-        with RunFolder.take_over(folder) as run:
-            run.append(RunEvent(status="starting"))
-            over.wait(60)
+    def look_before_it_begins(*words: Any) -> Any:
+        seen = look(*words)
+        if not started:  # what the other one has started
+            started.append(others.enter_context(RunFolder.take_over(folder)))
+            started[0].append(RunEvent(status="starting"))
+        return seen
 
-    over, other = threading.Event(), threading.Timer(0.3, begin)
-    other.start()
-    assert leave(folder, False, since) == 0
-    over.set()
-    other.join()
+    monkeypatch.setattr(attach, "_seen_until_start", look_before_it_begins)
+    with ExitStack() as others:
+        assert attach.leave(folder, False, since) == 0
     assert "runs in the background" in capsys.readouterr().err
 
 

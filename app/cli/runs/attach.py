@@ -175,7 +175,7 @@ def _ended_at_once(path: Path, since: int) -> EndedRun | None:
         seen = _seen_until_start(follower, since, end)
         if seen is None:
             return None
-        if newest_number(path / "events.jsonl") > since or time.monotonic() > quiet:
+        if any(event.seq is not None and event.seq > since for event in seen) or time.monotonic() > quiet:
             return follower.ended(reduce_events(seen))
         time.sleep(_LOOK)  # this start has said nothing: another process resumes the run, and lets it go to its own
 
