@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from distributed.planning.run_time import promised_time
 from profiles.errors import BadInput, ExitCode, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.app.test_plan_vs_actual import planning
+from tests.waiting import until
 from training.records.run_folder import RunFolder
 from training.run import stopping
 from training.run.local_plan import plan_local_run
@@ -136,9 +138,20 @@ def test_a_run_that_breaks_in_this_process_keeps_its_folder_and_the_reason() -> 
     assert (metadata.status, metadata.error_message) == ("failed", "the disk is full")
 
 
+def pressing(capsys: Capture, *numbers: int) -> Callable[[FakeRun], None]:
+    """Return what sends this process signals, and waits until it has said so, which a thread does."""
+
+    def press(run: FakeRun) -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        until(lambda: stopping.STOPPING in capsys.readouterr().err)
+
+    return press
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: int) -> None:
-    run = FakeRun(training(), "cancelled", ExitCode.STOPPED, on_wait=lambda run: os.kill(os.getpid(), number))
+    run = FakeRun(training(), "cancelled", ExitCode.STOPPED, on_wait=pressing(capsys, number))
     assert train(run) == 130
     assert run.calls == ["start", "stop: stopped by the user"]
     last = capsys.readouterr().err.splitlines()[-1]
@@ -146,20 +159,21 @@ def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: 
     assert last.endswith(f"distributed-train --resume {only_run().name[:20]}")
 
 
-def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(stopping, "ONE_PRESS", 0.0)
-
-    def twice(run: FakeRun) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    run = FakeRun([], "cancelled", ExitCode.STOPPED, on_wait=twice)
+    run = FakeRun([], "cancelled", ExitCode.STOPPED, on_wait=pressing(capsys, signal.SIGINT, signal.SIGINT))
     assert train(run) == 130
     assert run.calls[-1] == "kill"
 
 
-def test_a_signal_during_the_start_is_carried_out_after_it() -> None:
-    run = FakeRun([], "cancelled", ExitCode.STOPPED, on_start=lambda run: os.kill(os.getpid(), signal.SIGINT))
+def test_a_signal_during_the_start_is_carried_out_after_it(capsys: Capture) -> None:
+    run = FakeRun(
+        [],
+        "cancelled",
+        ExitCode.STOPPED,
+        on_wait=pressing(capsys),
+        on_start=lambda run: os.kill(os.getpid(), signal.SIGINT),
+    )
     assert train(run) == 130
     assert run.calls == ["start", "stop: stopped by the user"]
 

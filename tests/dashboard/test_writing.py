@@ -150,13 +150,18 @@ def test_a_model_that_cannot_be_asked_says_why() -> None:
 
 @pytest.mark.slow
 def test_a_chat_goes_on_and_begins_anew() -> None:
+    async def say(pilot: Pilot[Any], message: str, answer: str) -> None:
+        chat = pilot.app.screen
+        assert isinstance(chat, ChatDialog)
+        await until(pilot, lambda: not chat._chat.busy)  # what is typed before the end of an answer waits for it
+        await pilot.press(*message, "enter")
+        await until_text(pilot, answer)
+
     async def more(pilot: Pilot[Any]) -> None:
-        await pilot.press(*"hi", "enter")
-        await until_text(pilot, "you said hi")
-        await pilot.press(*"long", "enter")
-        await until_text(pilot, "the prompt is too long")
+        await say(pilot, "hi", "you said hi")
+        await say(pilot, "long", "the prompt is too long")
         assert "you said hi" in text(pilot.app) and "twice" in text(pilot.app)
-        await pilot.press(*"/reset", "enter")
+        await say(pilot, "/reset", "your message")
         await until(pilot, lambda: "you said hi" not in text(pilot.app))
         await pilot.press("ctrl+c")
         await until_text(pilot, "What next?")
