@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.files.resolve import profile_from_options
 from speech.whisper.evaluation import evaluate_model
 from speech.whisper.task import WhisperTask
-from tests.lab.processes import line_of
+from tests.lab.processes import end, line_of
 from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
 from training.inference.in_use import model_in_use
 from training.layouts.parts import join_parts
@@ -128,7 +129,7 @@ def test_a_killed_worker_ends_what_uses_the_model_in_plain_words(options: dict[s
         with model_in_use(task, profile, 2) as (model, _), torch.no_grad():
             for child in psutil.Process().children():
                 if "training.inference.in_use" in line_of(child.pid):
-                    child.kill()
+                    end(child.pid, signal.SIGTERM)  # after SIGKILL a preloaded copy would live a moment longer
             task.wrapper.encode_audio(model, torch.zeros(1, 16, 100))
 
     with pytest.raises(RunFailed, match="a worker of this machine that holds a part of the model ended: "):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
+import multiprocessing.connection
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from tests.lab.processes import is_dead
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from training.data import batches as batches_module
 from training.data import reading
 from training.data.batches import BatchSource, Samples
@@ -192,8 +191,11 @@ def test_a_data_set_that_is_too_large_for_copies_is_read_here(tmp_path: Path, mo
 def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
     source, _, _ = source_of(tmp_path, 2)
     assert source._processes is not None
-    for pid in list(source._processes._pool._processes):
-        os.kill(pid, signal.SIGKILL)
+    workers = list(source._processes._pool._processes.values())
+    for worker in workers:
+        worker.kill()
+    for worker in workers:  # a copy of the preloaded Python lives a moment longer than whom it stands for
+        assert multiprocessing.connection.wait([worker.sentinel], PATIENCE)
     with pytest.raises(RunFailed, match="worker-0: a process that reads samples was killed") as caught:
         data_of(source)
     assert "data_workers = 1" in caught.value.hint
