@@ -20,11 +20,13 @@ from tests.tasks.tiny_tasks import ProfileMaker, learn, make_profile, no_hub, si
 
 @pytest.fixture(scope="session")
 def english_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)  # else its weights follow from the tests before
     return tiny_whisper(tmp_path_factory.mktemp("models") / "english")
 
 
 @pytest.fixture(scope="session")
 def multilingual_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
     return tiny_whisper(tmp_path_factory.mktemp("models") / "multilingual", ("en", "de", "fr"))
 
 
