@@ -15,7 +15,7 @@ import psutil
 
 from tests.lab.processes import end
 from tests.waiting import until
-from training.records.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
+from training.records.events import Event, RequestEvent, StepEvent, SyncEvent, UnknownEvent, from_line
 from training.records.run_files import is_live
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -145,6 +145,23 @@ class Muster:
             told = [event for event in self.events(run_id) if not isinstance(event, StepEvent | SyncEvent)]
             error.add_note("\n".join(map(repr, told[-30:])))
             raise
+
+    def stop(self, run_id: str) -> subprocess.CompletedProcess[str]:
+        """Stop a run that waits at the gate. It goes on step by step: the order to stop, which comes later than the
+        request is written down, finds it before its end."""
+        assert self.gate is not None
+        asked, allowed = self._stop_requests(run_id), int(self.gate.read_text())
+        with self.popen("stop", run_id) as process:
+            until(lambda: process.poll() is not None or self._stop_requests(run_id) > asked, PATIENCE)
+            while process.poll() is None:
+                taken, allowed = len(self.losses(run_id)), allowed + 1
+                self.let_pass(allowed)
+                until(lambda: process.poll() is not None or len(self.losses(run_id)) > taken, PATIENCE)  # noqa: B023 - at once
+            stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def _stop_requests(self, run_id: str) -> int:
+        return sum(isinstance(event, RequestEvent) and event.action == "stop" for event in self.events(run_id))
 
     def losses(self, run_id: str, member: int = 0) -> list[tuple[int, float]]:
         events = self.events(run_id)

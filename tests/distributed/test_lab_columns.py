@@ -29,14 +29,14 @@ def test_two_members_train_as_two_whole_ones_through_a_stop(tmp_path: Path, make
     hosts = json.loads(lab.hosts_file.read_text())
     hosts["machines"][0]["devices"] = ["cpu", "cpu"]
     lab.hosts_file.write_text(json.dumps(hosts))
-    muster = Pipeline(tmp_path, lab, 8)
+    muster = Pipeline(tmp_path, lab, 8, stages=2)
     muster.let_pass(1000)
     words = muster.train(*OPTIONS)
     words[2:4] = ["--local", "2"]
     whole = muster.run(*words)
     assert whole.returncode == 0, whole.stderr
     (folder,) = (tmp_path / "output").iterdir()
-    muster.let_pass(3)  # 18 micro-batches: the fifth step waits
+    muster.let_pass(4)
     run_id = muster.detach(*OPTIONS, "--layout", "pipeline", "--stages", "2")
     members = read_plan(muster.folder_of(run_id) / "plan.json").members
     assert [(member.name, member.machines) for member in members] == [("a:cpu+a:cpu-2", ("a",)), ("b+c", ("b", "c"))]

@@ -19,12 +19,12 @@ from tests.lab.light import LightLab
 from tests.lab.processes import signal_all
 from tests.waiting import until
 from training.layouts.messages import MAGIC
-from training.records.events import ErrorEvent, RequestEvent, StepEvent, WarningEvent
+from training.records.events import ErrorEvent, StepEvent, WarningEvent
 from training.records.plan import read_plan
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, SNAPSHOT, SAMPLES, WORDS, WIDTH = 30, 10, 12, 512, 32
+STEPS, SNAPSHOT, SAMPLES, WORDS, WIDTH = 30, 12, 12, 512, 32
 JOB = """
 import itertools
 import time
@@ -56,7 +56,7 @@ micro_batches = itertools.count()
 
 def loss(outputs, wanted):
     if outputs.requires_grad:
-        step = next(micro_batches) // 6 + 1
+        step = next(micro_batches) // {in_step} + 1
         while step > int(open({gate!r}).read() or 0):
             time.sleep(0.01)
     return nn.functional.mse_loss(outputs, wanted)
@@ -64,13 +64,14 @@ def loss(outputs, wanted):
 
 
 class Pipeline(Muster):
-    """Trains a model of six blocks; the steps that may pass are counted from a worker's start."""
+    """Trains a model of six blocks; the steps that may pass are counted from a worker's start, in micro-batches, of
+    which a step has two for each stage."""
 
-    def __init__(self, folder: Path, lab: Lab | LightLab, steps: int) -> None:
+    def __init__(self, folder: Path, lab: Lab | LightLab, steps: int, stages: int = 3) -> None:
         super().__init__(folder, lab.hosts_file, gate=lab.folder / "gate")
         self.steps = steps
         self.options = ("--max-steps", str(steps), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5")
-        self.job.write_text(JOB.format(width=WIDTH, words=WORDS, gate=str(self.gate)))
+        self.job.write_text(JOB.format(width=WIDTH, words=WORDS, gate=str(self.gate), in_step=2 * stages))
 
     def weights(self, run_id: str) -> dict[str, torch.Tensor]:
         return safetensors.torch.load_file(self.folder_of(run_id) / "model" / "model.safetensors")
@@ -85,9 +86,6 @@ class Pipeline(Muster):
         (folder,) = (self.folder / "output").iterdir()
         return folder.name[:20]
 
-    def until_request(self, run_id: str, action: str) -> None:
-        until(lambda: any(isinstance(e, RequestEvent) and e.action == action for e in self.events(run_id)))
-
     def goes_on(self, run_id: str, steps: int) -> int:
         """Resume a run, which then waits after some steps; return the last one."""
         self.let_pass(steps)
@@ -98,11 +96,9 @@ class Pipeline(Muster):
         return newest + steps
 
     def stop_with_snapshot(self, run_id: str) -> None:
-        """Stop a run that waits, and let it pass on to the step at which it stops."""
-        with self.popen("stop", run_id) as stop:
-            self.until_request(run_id, "stop")
-            self.let_pass(self.steps)
-            assert "0 steps lost" in stop.communicate(timeout=120)[0]
+        """Stop a run that waits; its next attempt waits nowhere."""
+        assert "0 steps lost" in self.stop(run_id).stdout
+        self.let_pass(self.steps)
 
     def assert_same_as(self, whole: str, run_id: str) -> None:
         """Compare a run with one of the whole model: its losses, those of repeated steps too, and its weights."""

@@ -37,7 +37,7 @@ from training.run.local_plan import plan_local_run
 pytestmark = pytest.mark.slow
 
 SOURCE = """
-import pickle, sys, time
+import os, pickle, sys, time
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -73,7 +73,8 @@ def loss(scores, wanted):
     return nn.functional.cross_entropy(scores, wanted)
 
 def slow_loss(scores, wanted):
-    time.sleep(0.05)
+    if not os.path.exists(QUICK):
+        time.sleep(0.4)
     return loss(scores, wanted)
 
 def collate(samples):
@@ -111,7 +112,7 @@ OPTIONS: dict[str, Any] = {
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "user"
     folder.mkdir()
-    (folder / "job_of_user.py").write_text(SOURCE)
+    (folder / "job_of_user.py").write_text(SOURCE.replace("QUICK", repr(str(tmp_path / "quick"))))
     (folder / "helper_of_job.py").write_text("WIDTH = 3\n")
     monkeypatch.syspath_prepend(folder)
     for name in ("job_of_user", "helper_of_job"):
@@ -282,7 +283,7 @@ class TestOnMachines:
                 pressed.set()
                 _thread.interrupt_main()
 
-        steps = {"max_steps": 80, "batch_size": 4, "threads": 1}
+        steps = {"max_steps": 80, "batch_size": 4, "threads": 1}  # more than half a minute, until it is to be quick
         given: dict[str, Any] = {"loss": job.slow_loss, "hosts": lab.hosts_file, "on_event": press}
         with pytest.raises(KeyboardInterrupt):
             NetworkTrainer(job.build, job.points(), output_dir=tmp_path / "output", **given).fit(**steps)
@@ -292,6 +293,7 @@ class TestOnMachines:
         assert sorted(inputs.trees["inputs/user"].files) == ["helper_of_job.py", "job_of_user.py"]
         assert "job.json" in inputs.trees["inputs/dataset"].files
         until(lambda: ours(lab["a"]) == [])
+        (tmp_path / "quick").touch()
         resumed = NetworkTrainer(job.build, job.points(), output_dir=tmp_path / "output", **given).fit(resume=folder)
         assert {e.step for e in RunFolder.open(folder).events() if isinstance(e, StepEvent)} == set(range(1, 81))
         local = LocalTrainer(job.build, job.points(), loss=job.loss, workers=1, output_dir=tmp_path / "local")

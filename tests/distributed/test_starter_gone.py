@@ -26,10 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def lose_power(muster: Muster, run_id: str) -> None:
     """Kill everything of a run on the machine that started it: supervisor, coordinator, agent and worker."""
     muster.kill_supervision(run_id)
+    killed: list[tuple[bool, psutil.Process]] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if run_id in " ".join(process.cmdline()) and MARK not in process.environ():
-                process.kill()
+            words = process.cmdline()
+            if run_id in " ".join(words) and MARK not in process.environ():
+                killed.append((any(word.endswith("agent.py") for word in words), process))
+    for _, process in sorted(killed, key=lambda entry: entry[0]):  # agents last: a worker is to see none of them end
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def trained(lab: LightLab, run_id: str) -> list[bool]:
