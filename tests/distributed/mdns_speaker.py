@@ -10,6 +10,7 @@ import random
 import socket
 import struct
 import sys
+import zlib
 
 from zeroconf import ServiceInfo, Zeroconf
 
@@ -43,7 +44,7 @@ def response(records: list[bytes]) -> bytes:
 
 def announcement(instance: str, address: str, txt: bytes = b"\0", port: int = 22) -> bytes:
     """One whole announcement of an SSH server, as bytes on the wire."""
-    service, host = "_ssh._tcp.local", f"host-{abs(hash(instance)) % 10**9}.local"
+    service, host = "_ssh._tcp.local", f"host-{zlib.crc32(instance.encode())}.local"
     full = f"{instance}.{service}"
     return response([
         record(service, 12, encoded(full)),

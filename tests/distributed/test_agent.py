@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,16 +187,21 @@ pathlib.Path("kept").touch()
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["the lease ends", "the agent is killed"])
 def test_a_worker_with_long_steps_has_the_grace_that_they_need(agents: Agents, killed: bool) -> None:
-    agents.start(SLOW, lease=60.0 if killed else 4.0, grace=0.1)  # time to attach on a busy machine
-    attachment = agents.attach()
-    attachment.hear(lambda message: message.get("event") == "up\n")
-    attachment.say(beat=1, grace=30.0)
-    attachment.say(n=1, files={"heard": ""})
-    until((agents.folder / "heard").exists)
-    attachment.close()
-    if killed:
-        os.kill(json.loads((agents.folder / "agent.json").read_text())["agent"], signal.SIGKILL)
-    until(lambda: agents.pids() == [])
+    for lease in (60.0,) if killed else (2.0, 8.0, 32.0):  # a busy machine needs longer to attach
+        agents.start(SLOW, lease=lease, grace=0.1)
+        attachment = agents.attach()
+        with contextlib.suppress(AssertionError, OSError, ValueError):  # the lease is over already
+            attachment.hear(lambda message: message.get("event") == "up\n")
+            attachment.say(beat=1, grace=30.0)
+            attachment.say(n=1, files={"heard": ""})
+        until(lambda: (agents.folder / "heard").exists() or not agents.pids())
+        attachment.close()
+        if killed:
+            os.kill(json.loads((agents.folder / "agent.json").read_text())["agent"], signal.SIGKILL)
+        until(lambda: agents.pids() == [])
+        if (agents.folder / "kept").exists():
+            break
+        (agents.folder / "heard").unlink(missing_ok=True)
     assert (agents.folder / "kept").exists()
 
 
@@ -242,13 +249,18 @@ def test_a_group_that_has_ended_is_not_signalled_again() -> None:
 def test_a_process_that_left_the_group_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "TIMEOUT", 0.2)
-    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    monkeypatch.setattr(agent, "TIMEOUT", 0.05)
+    leaves = "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    program = f"import subprocess, sys; {leaves}; sys.stdin.read()"
     daemon = Daemon.__new__(Daemon)
     daemon._spool, daemon._guard, daemon._why, daemon._over = Spool(tmp_path / "spool"), os.pipe()[1], "", False
     words, pipe = [sys.executable, "-c", program], subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, start_new_session=True) as daemon._worker:
-        daemon._follow()
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as daemon._worker:
+        follower = threading.Thread(target=daemon._follow)
+        follower.start()
+        until(lambda: daemon._spool.read(1, 0.0)[1])  # what it says is recorded before it ends
+        daemon._worker.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+        follower.join()
         first, last = (json.loads(daemon._spool.read(number, 0.0)[1]) for number in (1, 2))
         os.kill(int(first["event"]), signal.SIGKILL)
     assert last["end"] == 0

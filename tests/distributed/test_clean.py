@@ -50,6 +50,11 @@ def _command_of(pid: int) -> str:
     return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
 
 
+def _is_itself(command: str) -> bool:
+    """Whether a process has its command: it has none for a moment, that of a shell before it, and none once more."""
+    return SLEEPER in command and not command.split()[0].endswith("bash")
+
+
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
@@ -57,7 +62,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start(cwd: Path, *words: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", SLEEPER, *words], cwd=cwd, start_new_session=True)
         started.append(process)
-        until(lambda: SLEEPER in _command_of(process.pid))  # it has none for a moment, and another one then
+        until(lambda: _is_itself(_command_of(process.pid)))
         return process
 
     yield start

