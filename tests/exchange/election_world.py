@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from training.exchange.coordinator_protocol import (
     PROTOCOL_VERSION,
+    Configuration,
     GroupStatus,
     Hello,
     ProtocolError,
@@ -39,6 +40,8 @@ class Worker:
     member: Member | None = None
     inbox: list[GroupStatus] = field(default_factory=list)
     settled: int = 0
+    linked: set[int] = field(default_factory=set)
+    """Members with which it has been connected in its mesh."""
     held_after: int | None = None
     """A donor starts no operation after this one until the newcomers are in."""
     published: int = 0
@@ -59,15 +62,16 @@ class Worker:
 
 
 class ElectionWorld:
-    """A run of ``size`` members that elect coordinators; the first one is that of term 0."""
+    """A run of ``size`` members, and ``spare`` ones that may join, that elect coordinators; the first one is that of
+    term 0."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, spare: int = 0) -> None:
+        self.size, self.machines = size, size + spare
         self.cuts: set[frozenset[int]] = set()
         names = tuple(f"m{rank}" for rank in range(size))
-        self.config = CoordinatorConfig(run_id=RUN, names=names, elects=True, quorum=0.5)
+        self.config = CoordinatorConfig(run_id=RUN, names=names, elects=True, quorum=0.5, spare=spare)
         self.coordinators = {0: GroupMembership(self.config, lambda event: None)}
-        self.workers = [Worker(rank) for rank in range(size)]
+        self.workers = [Worker(rank, dead=rank >= size) for rank in range(self.machines)]
         for worker in self.workers:
             self.dial(worker.rank, 0)
         for _ in range(3):
@@ -111,11 +115,12 @@ class ElectionWorld:
         if self.workers[rank].dead and not self.workers[rank].followed:
             self.coordinators[0].note_end(rank)
 
-    def start_again(self, rank: int) -> None:
-        """The machine of a process that has ended is added again: another process, which remembers nothing."""
-        if not self.workers[rank].is_alive:
-            self.workers[rank] = Worker(rank, self.workers[rank].incarnation + 1)
-            self.dial(rank, 0)
+    def start_again(self, rank: int, term: int = 0) -> None:
+        """A machine is added, or that of a process that has ended again: another process, which remembers nothing, and
+        is told of the coordinator that the run is known to have."""
+        if not self.workers[rank].is_alive and term in self.coordinators:
+            self.workers[rank] = Worker(rank, self.workers[rank].incarnation + 1, followed=term)
+            self.dial(rank, term)
 
     def restart(self, term: int, remembers: bool = True) -> None:
         """The first coordinator is killed and started again; its disk has what it has committed, or is damaged."""
@@ -153,8 +158,8 @@ class ElectionWorld:
     # ----------------------------------------------------------------------------------------- whole stretches of time
 
     def set_cuts(self, cuts: Collection[frozenset[int]]) -> None:
-        """From now on these pairs of machines cannot hear each other; ``size`` is that of the first coordinator, whose
-        supervisor reaches all machines that it does."""
+        """From now on these pairs of machines cannot hear each other; the one after those of the members is that of the
+        first coordinator, whose supervisor reaches all machines that it does."""
         self.cuts = set(cuts)
 
     def reaches(self, machine: int, other: int) -> bool:
@@ -162,7 +167,7 @@ class ElectionWorld:
 
     def host(self, term: int) -> int:
         """The machine of a coordinator."""
-        return term % 4096 if term else self.size
+        return term % 4096 if term else self.machines
 
     def lose_machine(self, rank: int) -> None:
         """A machine loses power: its process, the coordinators on it, and what they remember."""
@@ -190,7 +195,9 @@ class ElectionWorld:
                 for worker in self.workers:
                     self.say(worker.rank)
             self.hear_all()
-            for rank in finishing or range(self.size):
+            for rank in range(self.machines):
+                self.connect(rank)
+            for rank in finishing or range(self.machines):
                 self.finish(rank)
             for term in list(self.coordinators):
                 self.tick(term)
@@ -206,7 +213,7 @@ class ElectionWorld:
             self.dial(rank, worker.followed)
             self.hear(rank)
         if worker.member is None or worker.is_held:
-            self.elect(rank, [o for o in range(self.size) if self.reaches(rank, o)])
+            self.elect(rank, [o for o in range(self.machines) if self.reaches(rank, o)])
             self.hear(rank)
 
     def tick(self, term: int, seconds: float = 1.0) -> None:
@@ -255,8 +262,9 @@ class ElectionWorld:
             if status.epoch and (before.up or before.epoch < status.epoch):
                 worker.note(up=False, epoch=max(status.epoch, before.epoch))
         elif status.epoch > before.epoch:
-            mesh = {"epoch": status.epoch, "mesh": status.epoch, "members": tuple(form.peers)}
+            mesh = {"epoch": status.epoch, "mesh": status.epoch, "members": tuple(form.peers), "earlier": form.earlier}
             worker.note(**mesh, up=True, lost=None, ready=False, taken=0)
+            worker.linked.clear()
         if worker.report != before and answers:
             self.say(worker.rank)
 
@@ -294,6 +302,17 @@ class ElectionWorld:
             for rank in worker.report.members
         )
 
+    def connect(self, rank: int) -> None:
+        """A member connects with others that are in its mesh, and knows that it is committed once these are all."""
+        worker, mesh = self.workers[rank], self.workers[rank].report.mesh
+        if worker.is_alive and worker.report.up:
+            there = [o for o in self.workers if o.is_alive and o.report.up and o.report.mesh == mesh]
+            worker.linked |= {other.rank for other in there if self.reaches(rank, other.rank)}
+            if worker.linked >= set(worker.report.members):
+                full = Configuration.of(mesh, worker.report.members)
+                worker.note(committed=newest_of(full, worker.report.committed))
+                self.say(rank)
+
     def standing_meshes(self) -> set[tuple[int, ...]]:
         return {worker.report.members for worker in self.workers if worker.is_alive and self._stands(worker)}
 
@@ -306,6 +325,7 @@ class ElectionWorld:
         worker = self.workers[rank]
         if not worker.is_alive or not self._stands(worker):
             return
+        self.connect(rank)
         mesh = [self.workers[other] for other in worker.report.members]
         if self._drop_astray(mesh):
             return

@@ -6,6 +6,7 @@ at every change and once a second. So a missed line does no harm: the next one h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -13,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.records.bounded_fields import first_problem
 from training.records.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MAX_BEGUN = 8
@@ -21,6 +22,8 @@ MAX_BEGUN = 8
 MAX_DESCRIPTION = 200
 """Characters that describe an operation."""
 MAX_STATUS = 4 << 20
+MAX_UNCOMMITTED = 64
+"""Configurations one after the other of which none is known to be committed."""
 BEAT = 1.0
 """Seconds after which either side repeats its state."""
 LEASE = 5.0
@@ -72,6 +75,14 @@ class Configuration(_Message):
     epoch: Count
     members: tuple[Rank, ...] = Field(max_length=MAX_RANKS)
 
+    @classmethod
+    def of(cls, epoch: int, ranks: Iterable[int]) -> Configuration:
+        """Return that of the mesh of an epoch, among ``ranks``."""
+        return cls(epoch=epoch, members=tuple(sorted(ranks)))
+
+
+Configurations = Annotated[tuple[Configuration, ...], Field(max_length=MAX_UNCOMMITTED)]
+
 
 class Report(_Message):
     """A member's state."""
@@ -82,8 +93,10 @@ class Report(_Message):
     """The newest mesh it was a member of; 0: none yet."""
     members: tuple[Rank, ...] = Field((), max_length=MAX_RANKS)
     """Members of that mesh."""
+    earlier: Configurations = ()
+    """Configurations that counted when that mesh was formed, later than the committed one."""
     committed: Configuration | None = None
-    """The newest configuration of which it has heard that it is committed."""
+    """The newest configuration of which it knows that it is committed."""
     up: bool = False
     """Whether the mesh of ``epoch`` stands. If not, it yields no more results: ``full`` is final."""
     lost: Rank | None = None
@@ -142,6 +155,8 @@ class MeshStart(_Message):
     """The member that hands over results."""
     behind: dict[Rank, Count] = {}
     """Members that lack results, with the last one they have."""
+    earlier: Configurations = ()
+    """The configurations whose votes it has."""
     away: bool = False
     """Other members with the state may return later, and then lack results."""
 

@@ -117,7 +117,19 @@ class CoordinatorClient:
         return self.succession.endpoints[0]
 
     def _report(self) -> Report:
-        return self._state().model_copy(update={"committed": self._committed})
+        report, committed = self._state(), self._committed
+        earlier = tuple(c for c in report.earlier if committed is None or c.epoch > committed.epoch)
+        return report.model_copy(update={"committed": committed, "earlier": earlier})
+
+    def note_full(self, mesh: Configuration) -> None:
+        """Note that this member is connected with all others of a mesh: all have adopted it, so it is committed."""
+
+        def commit() -> None:
+            self._committed = newest_of(mesh, self._committed)
+
+        if self._joining.stand_in is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(commit)
 
     async def _run(self) -> str:
         """Maintain the connection; return why it is given up."""

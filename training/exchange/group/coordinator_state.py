@@ -16,6 +16,7 @@ from training.exchange.coordinator_protocol import (
     LAST_EPOCH,
     LEASE,
     MAX_RANKS,
+    Configuration,
     GroupStatus,
     Hello,
     MeshStart,
@@ -180,8 +181,9 @@ def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) 
     return order.model_copy(update={"peers": peers})
 
 
-def mesh_start(members: Collection[Member], away: bool) -> MeshStart:
-    """Return how a mesh of ``members`` begins; ``away``: other members with the state may return later."""
+def mesh_start(members: Collection[Member], away: bool, earlier: tuple[Configuration, ...]) -> MeshStart:
+    """Return how a mesh of ``members`` begins, which has the votes of ``earlier`` configurations; ``away``: other
+    members with the state may return later."""
     stand = max(member.report.full for member in members)
     complete = [member for member in members if member.report.full == stand]
     return MeshStart(
@@ -190,6 +192,7 @@ def mesh_start(members: Collection[Member], away: bool) -> MeshStart:
         donor=min(complete, key=lambda member: (member.report.kept, member.rank)).rank,
         behind={member.rank: member.report.full for member in members if member.report.full < stand},
         away=away,
+        earlier=earlier,
     )
 
 

@@ -73,6 +73,7 @@ class GroupMembership:
         """
         with self._lock:
             verdicts.check_hello(member.hello, self._config, self.started)
+            self._quorum.note_full(member.report)
             running = self.started and self._resuming_until is None
             verdicts.check_report(member.rank, member.report, self.epoch + _MAX_EPOCHS_AHEAD if running else LAST_EPOCH)
             if member.rank in self._banned:
@@ -111,6 +112,7 @@ class GroupMembership:
         with self._lock:
             if self.members.get(member.rank) is not member:
                 return
+            self._quorum.note_full(report)
             verdicts.check_report(member.rank, report, self.epoch, self._quorum.committed)
             member.silent, member.report = 0.0, report
             for news in self._reported_routes.changes(member, self.members):
@@ -348,10 +350,9 @@ class GroupMembership:
 
     def _commit(self) -> None:
         """Commit the mesh under way once enough of its members know of it."""
-        if self.form is not None:
-            proposed = Configuration(epoch=self.epoch, members=tuple(sorted(self.form.peers)))
-            if self._quorum.commit(proposed, self._in_role("live")):
-                self._send_status()
+        mesh = Configuration.of(self.epoch, self.form.peers if self.form is not None else ())
+        if self.form is not None and self._quorum.commit(mesh, self._in_role("live")):
+            self._send_status()
 
     def _unsuitable(self) -> list[verdicts.Verdict]:
         """Return members with another model or other operations than the majority, or that wait for a lost state."""
@@ -368,9 +369,9 @@ class GroupMembership:
 
     def _new_epoch(self, members: list[Member]) -> None:
         away = any(member not in members for member in self._in_role("live", "late"))
-        self.form = self._last_mesh = form = coordinator_state.mesh_start(members, away)
         self.epoch += 1
-        self._quorum.form(Configuration(epoch=self.epoch, members=tuple(sorted(form.peers))), members)
+        earlier = self._quorum.form(Configuration.of(self.epoch, (member.rank for member in members)), members)
+        self.form = self._last_mesh = form = coordinator_state.mesh_start(members, away, earlier)
         gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
         self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
         self._awaited.reset()

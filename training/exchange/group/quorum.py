@@ -6,13 +6,14 @@ replicated database"): those count who were in the last *configuration*, the mem
 - A coordinator goes on with half of the members of the last committed configuration, its own vote breaking the tie.
 - Members that have lost it elect another one, of a later *term*, with more than half of them. Both cannot be.
 - A configuration is committed once as many of the last committed one have adopted it: from then on it alone counts.
-  Before that, a group needs the votes of both.
-- A coordinator that has formed a mesh forms no other one before a member of it has given it up: that mesh may stand
-  though nobody has said so.
+  Before that, a group needs the votes of both. The coordinator may see that first, or a member that is connected with
+  all others of a mesh: all of them have adopted it.
+- So a coordinator that has formed a mesh needs votes of it, too: it may be committed though nobody has said so.
 - A process that is started again remembers nothing, and so has no vote until it is in a mesh.
 
-A member adopts a configuration when it hears of it, follows no coordinator of an earlier term than it has followed, and
-tells every coordinator that it comes to what it has adopted. So any majority of a configuration knows all later ones.
+A member adopts a configuration when it hears of it, and with it those that counted when it was formed. It follows no
+coordinator of an earlier term than it has followed, and tells every coordinator that it comes to what it has adopted.
+So any majority of a configuration knows all later ones.
 """
 
 from __future__ import annotations
@@ -66,11 +67,10 @@ def counting(group: Iterable[Voter]) -> list[Configuration]:
     configurations: dict[int, Configuration] = {}
     newest_committed = 0
     for report in (member.report for member in group):
-        if (mesh := adopted(report)) is not None:
-            configurations[mesh.epoch] = mesh
-        if report.committed is not None:
-            configurations[report.committed.epoch] = report.committed
-            newest_committed = max(newest_committed, report.committed.epoch)
+        for known in (*report.earlier, adopted(report), report.committed):
+            if known is not None:
+                configurations[known.epoch] = known
+        newest_committed = max(newest_committed, report.committed.epoch if report.committed is not None else 0)
     return [configuration for epoch, configuration in configurations.items() if epoch >= newest_committed]
 
 
@@ -88,8 +88,8 @@ class VotingRecord(BaseModel):
 
     committed: Configuration | None = None
     """The newest configuration that it has committed, unless there was a later coordinator."""
-    formed: Configuration | None = None
-    """The newest mesh that it has formed."""
+    formed: tuple[Configuration, ...] = ()
+    """The meshes that it has formed since."""
 
 
 class Quorum:
@@ -109,8 +109,10 @@ class Quorum:
     ) -> None:
         self._is_needed, self._write = is_needed, write
         self.record = record if is_needed and record is not None else VotingRecord()
-        self._electing: list[Configuration] = []
-        """The configurations whose votes this coordinator has without having committed one."""
+        self._earlier: list[Configuration] = []
+        """The configurations whose votes the newest mesh has."""
+        self._breaks_tie = False
+        """Whether it has them with this coordinator's vote."""
         self.left: set[int] = set()
         """Members that have left."""
         self.ended: set[int] = set()
@@ -145,34 +147,41 @@ class Quorum:
             return True
         if (committed := self._counting_for(group)) is None:
             return may_elect(group)
-        voters, formed = {m.rank for m in group if m.report.epoch} | self._departed, self.record.formed
-        is_over = formed is None or not voters.isdisjoint(formed.members)
-        return is_over and has_votes(committed, voters, breaks_tie=True)
+        voters = {member.rank for member in group if member.report.epoch} | self._departed
+        return all(has_votes(earlier, voters, breaks_tie=True) for earlier in (committed, *self.record.formed))
 
-    def form(self, mesh: Configuration, group: Collection[Voter]) -> None:
-        """Note that a group, which may, becomes this mesh."""
+    def form(self, mesh: Configuration, group: Collection[Voter]) -> tuple[Configuration, ...]:
+        """Note that a group, which may, becomes this mesh; return the configurations whose votes it has."""
         self.left -= set(mesh.members)
         self.ended -= set(mesh.members)
         if not self._is_needed:
-            return
-        if (committed := self._counting_for(group)) is None:
-            self._electing = counting(group)
-        self.record = VotingRecord(committed=committed, formed=mesh)
-        self._write(self.record)
+            return ()
+        committed, formed = self._counting_for(group), self.record.formed
+        self._breaks_tie = committed is not None
+        self._earlier = counting(group) if committed is None else [committed, *formed]
+        self._write_down(committed, (*formed, mesh))
+        return tuple(self._earlier)
 
     def commit(self, proposed: Configuration, group: Iterable[Voter]) -> bool:
         """Commit a configuration if enough members have adopted it; return whether that is news."""
         if not self._is_needed or (self.committed is not None and self.committed.epoch >= proposed.epoch):
             return False
         adopters = {member.rank for member in group if member.report.mesh == proposed.epoch}
-        if self.committed is not None:
-            is_enough = has_votes(self.committed, {*adopters, *self._departed}, breaks_tie=True)
-        else:
-            is_enough = bool(self._electing) and all(has_votes(earlier, adopters) for earlier in self._electing)
-        if is_enough:
-            self.record = VotingRecord(committed=proposed, formed=self.record.formed)
-            self._write(self.record)
+        adopters |= self._departed if self._breaks_tie else set()
+        votes = [has_votes(earlier, adopters, self._breaks_tie) for earlier in self._earlier]
+        if is_enough := bool(votes) and all(votes):
+            self._write_down(proposed, self.record.formed)
         return is_enough
+
+    def note_full(self, report: Report) -> None:
+        """Commit a mesh of this coordinator of which a member knows that all its members have adopted it."""
+        if report.committed is not None and report.committed in self.record.formed:
+            self._write_down(report.committed, self.record.formed)
+
+    def _write_down(self, committed: Configuration | None, formed: Iterable[Configuration]) -> None:
+        later = tuple(mesh for mesh in formed if committed is None or mesh.epoch > committed.epoch)
+        self.record = VotingRecord(committed=committed, formed=later)
+        self._write(self.record)
 
     def _counting_for(self, group: Iterable[Voter]) -> Configuration | None:
         """Return what this coordinator has committed, if no member has heard of a later coordinator."""

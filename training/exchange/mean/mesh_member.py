@@ -22,7 +22,7 @@ from training.exchange.base import (
     Pending,
     Traffic,
 )
-from training.exchange.coordinator_protocol import GroupStatus, MeshStart, Report
+from training.exchange.coordinator_protocol import Configuration, GroupStatus, MeshStart, Report
 from training.exchange.group.coordinator_client import CoordinatorClient
 from training.exchange.group.join_config import JoinConfig, parse_endpoint
 from training.exchange.halting import Halting
@@ -301,7 +301,7 @@ class MeshMember(Exchange):
         return status.epoch > report.epoch
 
     def _form(self, epoch: int, form: MeshStart) -> None:
-        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "ways": ()}
+        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "earlier": form.earlier, "ways": ()}
         self._note(up=True, lost=None, why="", hung_up=False, taken=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
@@ -317,6 +317,7 @@ class MeshMember(Exchange):
                 relay=self._relay(),
                 is_wanted=lambda: self._is_wanted(epoch),
             )
+            self._client.note_full(Configuration.of(epoch, form.peers))
             with self._changed:
                 self._forming = mesh
             self._prepare(mesh)
