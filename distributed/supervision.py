@@ -25,10 +25,10 @@ from distributed.preparation.model_blocks import BlockInputs, blocks_of_stages
 from distributed.preparation.prepare import PrepareOptions, prepare
 from distributed.preparation.transfer import send_trees
 from distributed.resuming import covered_step, held_parts, recut
+from distributed.run.cut_off import CutOff
 from distributed.run.lasting_run import LastingRun
 from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request
-from distributed.run.returning import CutOff
 from distributed.run.run_machines import (
     MachineRoute,
     StartWatch,
@@ -90,6 +90,7 @@ class Supervisor:
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._requests: RequestServer | None = None
         self._workers: list[RemoteWorker] = []
+        self._coordinator: RemoteCoordinator | None = None
         self._cut_off = CutOff(lambda message: self._note(WarningEvent(message=message)), leave)
         self._keep_files: Future[bool] = Future()
         """Whether the files on the machines are needed after the end, to resume the run."""
@@ -189,11 +190,6 @@ class Supervisor:
             raise BadInput(f"{machine} is not a machine of this run", f"it has: {', '.join(self._links)}")
         return ranks
 
-    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
-        if self._coordinator_link is not None and machine == self._plan.coordinator and self._plan.engine == "mesh":
-            raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
-        return self.ranks(machine)
-
     def prepare(self, request: Request) -> tuple[int, ...]:
         entry = request.entry
         if entry is not None and entry.name not in self._links:
@@ -269,7 +265,7 @@ class Supervisor:
             log,
             self._folder.path,
             self._folder.secrets,
-            MachineRoute(link, device, self._coordinator_link),
+            self._route(link, device),
             self._timeouts,
             ready=self._prepared[link.name],
             delivers=lambda: self._delivers(assignment.rank),
@@ -280,10 +276,22 @@ class Supervisor:
         self._workers.append(worker)
         return worker
 
+    def _route(self, link: MachineLink, device: DevicePlan) -> MachineRoute:
+        """Return the route of a machine to the coordinator, also to one that the members have elected."""
+        if self._run is None or (elected := self._run.meeting_point.elected) is None:
+            return MachineRoute(link, device, self._coordinator_link)
+        there = self._links[self._current_plan.all_members[elected.rank].machine]
+        measured = device.model_copy(update={"coordinator_address": ""})  # it is of the planned one
+        return MachineRoute(link, measured, None if there.machine.is_local else there)
+
     def _is_cut_off(self) -> bool:
-        """Whether most members that train cannot be reached."""
+        """Whether the members that cannot be reached may go on as the run."""
         active = [worker for worker in self._workers if not worker.ended] if self._start_watch.begun else []
-        return self._cut_off.judge(sum(worker.is_connected for worker in active), len(active))
+        away = [worker.assignment.rank for worker in active if not worker.is_connected]
+        elected = self._run.meeting_point.elected if self._run is not None else None
+        coordinator = self._coordinator
+        is_coordinator_away = elected.rank in away if elected else coordinator and not coordinator.is_connected
+        return self._cut_off.judge(len(away), len(active), bool(is_coordinator_away))
 
     def _delivers(self, rank: int) -> bool:
         """Wait for the attached members of lower rank; return whether none of them has delivered a model.
@@ -331,7 +339,7 @@ class Supervisor:
         assert link is not None
         links, secrets = self._inputs.result().links, self._folder.secrets
         assignment = assigned_coordinator(self._plan.run_id, config, links, secrets / "coordinator")
-        return RemoteCoordinator(
+        self._coordinator = RemoteCoordinator(
             link,
             assignment,
             log,
@@ -341,6 +349,7 @@ class Supervisor:
             ready=self._prepared[link.name],
             note=self._note,
         )
+        return self._coordinator
 
     def _end_workers(self) -> None:
         """End all workers, and wait until their agents know; an agent that cannot be reached ends with its lease."""

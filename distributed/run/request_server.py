@@ -35,14 +35,6 @@ class RunMachines(Protocol):
         """
         ...
 
-    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
-        """Return the ranks that leave with a machine.
-
-        Raises:
-            BadInput: the run has no such machine, or cannot continue without it.
-        """
-        ...
-
     def prepare(self, request: Request) -> tuple[int, ...]:
         """Prepare a machine for workers of the run, with code and data, and return its ranks.
 
@@ -65,9 +57,6 @@ class LocalMachines:
             names = ", ".join(member.name for member in self._plan.members)
             raise BadInput(f"no member '{machine}' in this run", f"known: {names}")
         return ranks
-
-    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
-        return self.ranks(machine)
 
     def prepare(self, request: Request) -> tuple[int, ...]:
         return self.ranks(request.machine)
@@ -131,7 +120,7 @@ class RequestServer:
     def _accept(self, request: Request) -> None:
         if request.action == "add":
             self._run.check_changeable()
-        leaving = self._machines.leaving_ranks(request.machine) if request.action == "drop" else ()
+        leaving = self._machines.ranks(request.machine) if request.action == "drop" else ()
         with self._lock:
             self._tell(self._book.accept(request))
         match request.action:

@@ -101,10 +101,11 @@ class RemoteWorker:
         if "address" not in message:
             self._post({"worker": message})
             return
-        if self.adopted is not None and not message["address"]:  # the members have elected another coordinator
+        if self.adopted is not None and "term" in message:  # the members have elected another coordinator
             return
+        elected = {name: message.pop(name) for name in ("term", "carrier") if name in message}
         try:
-            rendezvous = self._rendezvous.begin(message)
+            rendezvous = self._rendezvous.begin(message) | elected
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)

@@ -13,6 +13,7 @@ from tests.waiting import until
 from training.exchange.base import ExchangeError
 from training.exchange.group import succession
 from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.join_config import Allegiance
 from training.exchange.mean import mesh_member
 from training.exchange.mean.mesh_member import MeshMember
 
@@ -78,8 +79,8 @@ def mean_of(members: list[MeshMember], name: str) -> list[float]:
     return [float(result.mean[0]) for result in means(members, name, vectors, "fp32", weight=1.0)]
 
 
-def test_two_of_three_go_on_and_a_member_that_was_cut_off_comes_back(tmp_path: Path) -> None:
-    with lab(tmp_path, 3, tls=True, elects=True) as running:
+def test_two_of_three_go_on_and_take_a_newcomer_that_is_told_whom_they_follow(tmp_path: Path) -> None:
+    with lab(tmp_path, 3, tls=True, elects=True, spare=1) as running:
         members, stand_ins = connected(running)
         assert mean_of(members, "a") == [1.0] * 3
         until(lambda: running.coordinator.group._quorum.committed is not None)
@@ -90,6 +91,8 @@ def test_two_of_three_go_on_and_a_member_that_was_cut_off_comes_back(tmp_path: P
         group = stand_ins[1].coordinator.group
         until(lambda: group._quorum.committed is not None and group._quorum.committed.members == (1, 2))
         del running.members[0]
+        elected = members[2]._client.succession.allegiance.followed
+        assert running.connect(3, allegiance=Allegiance(elected, ["127.0.0.1"], elected)).is_newcomer
 
 
 def test_one_of_three_waits_and_ends_without_going_on(tmp_path: Path) -> None:

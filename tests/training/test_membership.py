@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import Event, MemberEvent
+from training.records.events import Event, MemberEvent, WarningEvent
 from training.records.plan import MemberPlan
 from training.records.run_folder import RunFolder
-from training.run.membership import Membership, WorkerHandle
+from training.run.membership import MemberHistory, Membership, WorkerHandle
 from training.run.orders import Command, Control
 from training.run.run_controller import RunController
 
@@ -116,18 +116,21 @@ def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -
     assert (grown.world_size, grown.global_batch, grown.hash()) == (2, plan.global_batch, plan.hash())
 
 
-def test_after_an_election_members_can_leave_and_none_can_join(tmp_path: Path) -> None:
+def test_after_an_election_members_can_leave_and_others_are_told_whom_to_follow(tmp_path: Path) -> None:
     plan, orders = toy_plan(3), []
-    run = RunController(plan, RunFolder.create(tmp_path, plan, []), lambda event: None)
-    run._has_begun = run._engine.is_retired = True
+    events = [WarningEvent(message="", elected=True, member=rank, term=term, port=7) for rank, term in ((2, 2), (1, 1))]
+    run = RunController(plan, RunFolder.create(tmp_path, plan, []), lambda event: None, lambda rank, log: joins)
+    run._has_begun, run.meeting_point.elected = True, MemberHistory.of(events).elected
     leaving = Silent()
     leaving.send = orders.append  # type: ignore[method-assign] # what it is asked
     run.members.workers = {rank: WorkerHandle(leaving if rank == 1 else Silent()) for rank in range(3)}
     run.drop([1])
     assert [order["reason"] for order in orders] == ["dropped"] and run.members.active_ranks == [0, 2]
-    for change in (lambda: run.admit(1), lambda: run.expect(fourth(run.members))):
-        with pytest.raises(BadInput, match="elected another coordinator"):
-            change()
+    joins, rendezvous = Silent(), []
+    joins.send = rendezvous.append  # type: ignore[method-assign]
+    run.expect(fourth(run.members))
+    run.admit(3)
+    assert rendezvous == [{"address": "0.0.0.0:7", "term": 2, "carrier": 2}] and run.meeting_point.elected == (2, 2, 7)
     run.kill()
 
 

@@ -244,6 +244,9 @@ class WarningEvent(_Event):
     """Address of the coordinator, if a member cannot reach it."""
     elected: bool = False
     """Whether the coordinator is on the machine of this member from now on, as the members have elected."""
+    term: Count = 0
+    port: int = Field(0, ge=0, lt=65536)
+    """Of that coordinator."""
 
 
 class ErrorEvent(_Event):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import psutil
 
@@ -70,6 +70,22 @@ StartCoordinator = Callable[[dict[str, Any], BinaryIO], CoordinatorHandle]
 """Starts a coordinator with this configuration, its log going there."""
 
 
+class Elected(NamedTuple):
+    """A coordinator that the members have elected, on the machine of one of them."""
+
+    rank: int
+    term: int
+    port: int
+
+    @staticmethod
+    def newest(event: Event, before: Elected | None) -> Elected | None:
+        """Return the coordinator that an event tells of, if its term is later than that of the one ``before``."""
+        if not isinstance(event, WarningEvent) or not event.elected or event.member is None:
+            return before
+        is_later = before is None or event.term > before.term
+        return Elected(event.member, event.term, event.port) if is_later else before
+
+
 class MeetingPoint:
     """Started before the workers can meet, stopped after them.
 
@@ -100,8 +116,8 @@ class MeetingPoint:
         self._coordinators: list[_RunningCoordinator] = []
         self._store: StoreServer | None = None
         self._stopped = False
-        self.is_retired = False
-        """Whether the members have elected another coordinator."""
+        self.elected: Elected | None = None
+        """The coordinator that the members have elected instead."""
 
     def start(self, again: bool = False) -> None:
         """Start it; a single worker needs none.
@@ -114,7 +130,7 @@ class MeetingPoint:
             RunFailed: a coordinator did not start.
         """
         plan, secrets, processes = self._plan, self._folder.secrets, len(self._plan.processes)
-        if (plan.launch is None and (processes == 1 or plan.engine == "simulated")) or self.is_retired:
+        if (plan.launch is None and (processes == 1 or plan.engine == "simulated")) or self.elected is not None:
             return
         has_relay = plan.has_coordinator or len(plan.machines) > 1
         if not again:
@@ -127,9 +143,12 @@ class MeetingPoint:
             for rank in range(processes):
                 self._store.admit(secrets / f"member-{rank}")
 
-    def addresses(self, rank: int) -> dict[str, str]:
-        """Return the addresses of what a worker needs: its coordinator, the relay, the store."""
-        plan = self._plan
+    def addresses(self, rank: int) -> dict[str, Any]:
+        """Return the addresses of what a worker needs: its coordinator, the relay, the store; of a coordinator that
+        the members have elected also its term and the rank on whose machine it is."""
+        plan, elected = self._plan, self.elected
+        if elected is not None:
+            return {"address": f"0.0.0.0:{elected.port}", "term": elected.term, "carrier": elected.rank}
         number = plan.process(rank).device_number if plan.has_coordinator and plan.is_staged else 0
         coordinator = self._coordinators[number] if self._coordinators else None
         return {
@@ -178,9 +197,9 @@ class MeetingPoint:
 
     def note_event(self, event: Event) -> None:
         """End the coordinators when the members have elected another one; they must hear nothing of that."""
-        if not (isinstance(event, WarningEvent) and event.elected and self._plan.elects):
+        if not self._plan.elects or (elected := Elected.newest(event, self.elected)) == self.elected:
             return
-        retired, self._coordinators, self.is_retired = self._coordinators, [], True
+        self.elected, retired, self._coordinators = elected, self._coordinators, []
         for coordinator in retired:
             threading.Thread(target=coordinator.kill, name="retire", daemon=True).start()
 
@@ -192,12 +211,6 @@ class MeetingPoint:
         """
         for coordinator in self._coordinators if self._plan.elects and not reason else ():
             coordinator.note_end(rank)
-
-    def check_changeable(self, joins: bool) -> None:
-        """Raise ``BadInput`` if a member ``joins`` and cannot because the coordinator is another one."""
-        if joins and self.is_retired:
-            hint = "stop the run, and resume it with the machines that you want"
-            raise BadInput("the members have elected another coordinator: none can join", hint)
 
     def ban(self, rank: int) -> None:
         """Exclude a worker from all exchanges, whether its machine obeys or not."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent, WaysEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WaysEvent
 from training.records.plan import MemberPlan, RunPlan
-from training.run.meeting_point import SPARE
+from training.run.meeting_point import SPARE, Elected
 from training.run.processes import Worker
 
 _ANOTHER = "stop the run and start it again with the machines that you want"
@@ -45,8 +45,8 @@ class MemberHistory:
         self.run_status = "starting"
         self.newest = 0
         """Number of the newest event."""
-        self.has_elected = False
-        """Whether the members follow another coordinator than that of the run's supervisor."""
+        self.elected: Elected | None = None
+        """The coordinator that the members follow instead of that of the run's supervisor."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> MemberHistory:
@@ -59,7 +59,7 @@ class MemberHistory:
 
     def _note(self, event: Event) -> None:
         self.newest = event.seq or 0
-        self.has_elected |= isinstance(event, WarningEvent) and event.elected
+        self.elected = Elected.newest(event, self.elected)
         if isinstance(event, RunEvent):
             self.run_status = event.status
         if event.member is None:

@@ -71,7 +71,7 @@ class RunController:
         self._intake = EventIntake(self.members, self._record, self._kill_invalid)
         self._orders = OrderCoordinator(self.members)
         self._progress = progress or ProgressMonitor()
-        self._engine = MeetingPoint(
+        self.meeting_point = MeetingPoint(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
         self._has_begun = False
@@ -107,7 +107,7 @@ class RunController:
         self._note_earlier()
         self.members.restore(history)
         self._orders.count_from(history.newest)
-        self._engine.is_retired = history.has_elected
+        self.meeting_point.elected = history.elected
         self._has_begun, self._status, self._intake.may_pause = True, history.run_status, True
         self._record(WarningEvent(message="the run's supervisor was killed; another one has taken its place"))
         self._begin({rank: partial(adopt, line=line) for rank, line in history.attached.items()}, again=True)
@@ -127,7 +127,7 @@ class RunController:
                 worker = start(rank, self._log(self.members.name(rank)))
                 self.members.workers[rank] = WorkerHandle(worker)
                 self._intake.listen(rank, worker.lines())
-            self._engine.start(again)
+            self.meeting_point.start(again)
         except BaseException as error:
             if not again or not isinstance(error, MusterError):
                 self.kill()
@@ -136,7 +136,7 @@ class RunController:
             self._record(self._first_error)
             return self._stopping.keep_and_end(error.message)
         for rank, handle in self.members.workers.items():
-            handle.process.send(self._engine.addresses(rank))
+            handle.process.send(self.meeting_point.addresses(rank))
 
     def _present_processes(self) -> list[ProcessPlan]:
         """Return the processes to start; record the absent members as lost."""
@@ -197,7 +197,7 @@ class RunController:
         else:
             self._totals.note(event)
         self._progress(event)
-        self._engine.note_event(event)
+        self.meeting_point.note_event(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
             newest = f"the newest snapshot that all machines have is of step {event.details['step']}"
             steps = counted(self._totals.given_up, "step is", "steps are")
@@ -219,7 +219,7 @@ class RunController:
         self.members.forget_left(rank)  # it may have left the coordinator before it reported why
         self._note_loss(rank, cause)
         self.members.detached.add(rank)
-        self._engine.ban(rank)
+        self.meeting_point.ban(rank)
         self._orders.look()
         end = threading.Timer(grace, self.members.workers[rank].kill)
         end.daemon = True
@@ -257,7 +257,7 @@ class RunController:
         handle = self.members.workers[rank]
         code = handle.exit_code = handle.process.exit_code()
         self._stopping.note_end()
-        self._engine.note_end(rank, handle.process.end_reason)
+        self.meeting_point.note_end(rank, handle.process.end_reason)
         if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
             return
         cause = handle.process.end_reason or f"its worker {exit_text(code)}"
@@ -317,7 +317,7 @@ class RunController:
         Raises:
             BadInput: they cannot leave, or no member would be left.
         """
-        self.check_changeable(joins=False)
+        self.check_changeable()
         if set(ranks) <= self.members.joining:
             for rank in ranks:
                 self.members.workers[rank].process.signal(signal.SIGKILL)
@@ -357,22 +357,21 @@ class RunController:
         except BadInput:
             worker.signal(signal.SIGKILL)
             raise
-        self._engine.admit(rank)
+        self.meeting_point.admit(rank)
         self._intake.listen(rank, worker.lines())
-        worker.send(self._engine.addresses(rank))
+        worker.send(self.meeting_point.addresses(rank))
 
-    def check_changeable(self, joins: bool = True) -> None:
-        """Raise ``BadInput`` if no member can leave or, if one ``joins``, none can do that."""
+    def check_changeable(self) -> None:
+        """Raise ``BadInput`` if no member can leave or join."""
         self.members.check_changeable()
         if not self._has_begun or self._stopping.reason:
             raise BadInput(f"the run {'is about to end' if self._stopping.reason else 'has not started training yet'}")
-        self._engine.check_changeable(joins)
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""
         self._stopping.over()
         self.members.kill()
-        self._engine.stop()
+        self.meeting_point.stop()
         self._logs.close()
 
     # ---------------------------------------------------------------------------------------------------------- end

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
+    from training.exchange.group.election import Successor
     from training.exchange.group.join_config import Allegiance
     from training.layouts.base import Layout
     from training.tasks.base import Task
@@ -58,6 +59,9 @@ class Rendezvous(NamedTuple):
     relay: str = ""
     store: str = ""
     """Of the store where the ranks of a launched script, or the devices of a member, meet."""
+    term: int = 0
+    carrier: int = 0
+    """Of a coordinator that the members have elected: its term, and the rank on whose machine it is; 0: of the run."""
 
 
 def connect(
@@ -101,7 +105,7 @@ def connect(
         on_return=lambda: emit(MemberEvent(status="joined", name=member.name, message="is back")),
         stand_in=StandInProcess(plan, rank, secrets, everywhere, emit) if plan.elects else None,
         allegiance=allegiance or Allegiance(),
-        on_election=lambda carrier: emit(_election(plan, rank, carrier)),
+        on_election=lambda successor: emit(_election(plan, rank, successor)),
     )
     if plan.engine == "nccl":
         from training.exchange.stock_torch.torch_mean import TorchMember
@@ -120,14 +124,26 @@ def connect(
     return ColumnExchange(mesh, columns_of(plan)[process.device_number])
 
 
-def _election(plan: RunPlan, rank: int, carrier: int) -> WarningEvent:
+def _election(plan: RunPlan, rank: int, successor: Successor) -> WarningEvent:
     """Return the event of a member that follows another coordinator."""
-    name, names = plan.process(rank).name, [process.name for process in plan.processes]
+    name, names, carrier = plan.process(rank).name, [process.name for process in plan.processes], successor.carrier
     there = names[carrier] if carrier < len(names) else f"rank {carrier}"
     if rank != carrier:
         return WarningEvent(message=f"{name} follows the coordinator on {there} from now on")
     message = f"{name} carries the coordinator from now on: that before cannot be reached, and the members go on"
-    return WarningEvent(message=message, elected=True)
+    return WarningEvent(message=message, elected=True, term=successor.term, port=successor.port)
+
+
+def _allegiance_to(rendezvous: Rendezvous) -> Allegiance:
+    """Return whom a member follows that joins when the others have elected a coordinator."""
+    from training.exchange.group.election import Successor
+    from training.exchange.group.join_config import Allegiance, parse_endpoint
+
+    if not rendezvous.term:
+        return Allegiance()
+    host, port = parse_endpoint(rendezvous.address)
+    successor = Successor(rendezvous.term, rendezvous.carrier, port)
+    return Allegiance(successor, [host], successor)
 
 
 def listen_address(device: DevicePlan) -> str:
@@ -217,9 +233,7 @@ def run_worker(
             def rendezvous() -> Rendezvous:
                 return initial if control.rendezvous is None else Rendezvous(*control.rendezvous)
 
-            from training.exchange.group.join_config import Allegiance
-
-            allegiance = Allegiance()
+            allegiance = _allegiance_to(initial)
 
             def join() -> Exchange:
                 return connect(plan, rank, rendezvous, secrets, device, emit, allegiance)

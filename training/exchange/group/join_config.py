@@ -55,7 +55,7 @@ class JoinConfig:
         redial_for: seconds within which a lost coordinator must be back.
         stand_in: starts a coordinator here if the members elect this one for it; ``None``: they elect none.
         allegiance: see there; the same where a member joins again.
-        on_election: called when this member follows another coordinator, with the rank on whose machine it is.
+        on_election: called when this member follows another coordinator.
     """
 
     address: str
@@ -77,7 +77,7 @@ class JoinConfig:
     redial_for: float = REDIAL_FOR
     stand_in: StandInCoordinator | None = None
     allegiance: Allegiance = field(default_factory=Allegiance)
-    on_election: Callable[[int], None] = lambda carrier: None
+    on_election: Callable[[Successor], None] = lambda successor: None
 
     @property
     def identity(self) -> Identity:

@@ -205,7 +205,7 @@ class Succession:
         self.allegiance.followed = self.allegiance.successor
         if self._stand_in is not None and not self.is_local:
             self._stand_in.stop()
-        self._joining.on_election(self.allegiance.successor.carrier)
+        self._joining.on_election(self.allegiance.successor)
 
     async def open_member(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await open_tls((host, port), self._context, "muster-member")
