@@ -63,6 +63,12 @@ def test_a_snapshot_of_a_course_that_was_given_up_does_not_count(tmp_path: Path)
     assert (agreed.step, agreed.holders) == (6, (0,))
 
 
+def test_who_ended_at_a_lost_group_goes_on_at_the_step_of_those_that_went_on(tmp_path: Path) -> None:
+    went_on = {4: _state(0, 1, 2), 8: _state(0, 1)}
+    agreed = _agree(tmp_path, [went_on, went_on, {4: _state(0, 1, 2), 6: _state(0, 1, 2)}])
+    assert (agreed.step, agreed.holders, agreed.members) == (8, (0, 1), (0, 1, 2))
+
+
 def test_the_same_step_of_another_course_is_handed_over(tmp_path: Path) -> None:
     old, new = [[1, 0]], [[1, 0], [2, 4]]
     agreed = _agree(tmp_path, [{6: _state(0, course=new)}, {6: _state(0, 1, course=old)}])
