@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,31 +85,54 @@ def test_an_attempt_that_wrote_nothing_gives_nothing_up(tmp_path: Path) -> None:
     assert (agreed.step, agreed.holders) == (8, (1,))
 
 
+def _agree_in_pipeline(
+    tmp_path: Path, held: list[dict[int, dict[str, Any]]], damage: Callable[[], object]
+) -> dict[int, Any]:
+    """Let two stages agree that hold their parts of these snapshots: JSON state by step; return what each was told, or
+    its error."""
+
+    def body(device: RoomExchange) -> tuple[Agreed, list[str]]:
+        store, warnings = SnapshotStore(tmp_path / str(device.rank), 9), list[str]()
+        for step, state in held[device.rank].items():
+            part = {"part": [device.rank, 2]}
+            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state | part), "plan")
+        if device.rank:
+            damage()
+
+        def gather(payload: bytes) -> list[bytes]:
+            return [*device.gather("parts", payload).values()]
+
+        layout: Any = SimpleNamespace(gather=gather, part=(device.rank, 2), names=("a-stage-1", "b-stage-2"))
+        return agree_on_snapshot([store], SoloExchange(), warnings.append, "plan", layout=layout), warnings
+
+    return together(2, body)[0]
+
+
 def test_a_pipeline_goes_on_where_each_stage_has_its_part_of_one_snapshot(tmp_path: Path) -> None:
     old, new = [[1, 0]], [[1, 0], [2, 4]]
     held = [
         {4: _state(0, course=old), 6: _state(0, course=old), 8: _state(0, course=new)},
         {4: _state(0, course=old), 6: _state(0, course=new), 8: _state(0, course=new)},
     ]
-
-    def body(device: RoomExchange) -> tuple[int, list[str]]:
-        store, warnings = SnapshotStore(tmp_path / str(device.rank), 9), list[str]()
-        for step, state in held[device.rank].items():
-            part = {"part": [device.rank, 2]}
-            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state | part), "plan")
-        if device.rank:
-            (tmp_path / "1" / "step-00000008" / "state.safetensors").write_bytes(b"")
-
-        def gather(payload: bytes) -> list[bytes]:
-            return [*device.gather("parts", payload).values()]
-
-        agreed = agree_on_snapshot([store], SoloExchange(), warnings.append, "plan", gather=gather)
-        return agreed.step, warnings
-
-    first, second = together(2, body)[0].values()
+    damaged = tmp_path / "1" / "step-00000008" / "state.safetensors"
+    results = _agree_in_pipeline(tmp_path, held, partial(damaged.write_bytes, b""))
+    (first, first_lines), (second, second_lines) = results[0], results[1]
     assert first == second
-    assert first[0] == 4
-    assert "step-00000008/state.safetensors is damaged" in first[1][0]
+    assert first.step == 4 and first.parts is not None and first.parts.damaged == {}
+    assert first_lines == [
+        f"the snapshot of step {step} is skipped: part {part} of 2 is missing, or damaged, on all machines"
+        for step, part in ((6, "1 (a-stage-1)"), (8, "2 (b-stage-2)"))
+    ]
+    (line,) = second_lines
+    assert "step-00000008/state.safetensors is damaged" in line
+
+
+def test_which_part_of_the_only_snapshot_is_missing_is_said(tmp_path: Path) -> None:
+    held = [{4: _state(0, course=[[1, 0]])}] * 2
+    errors = _agree_in_pipeline(tmp_path, held, partial(shutil.rmtree, tmp_path / "1" / "step-00000004"))
+    for error in errors.values():
+        assert isinstance(error, BadInput)
+        assert "no snapshot is whole: of step 4 part 2 (b-stage-2) of 2 is missing" in error.message
 
 
 @pytest.mark.parametrize(("alike", "step"), [(True, 8), (False, 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def test_a_machine_gets_the_parts_that_its_devices_want(tmp_path: Path) -> None:
 
     def bring(device: int, carrier: QueueCarrier) -> dict[str, Any]:
         mine = plan_snapshots[device]
-        bring_parts(mine, carrier, partial(gather_among, carrier), parts, wanted[device].__contains__)
+        wants = wanted[device].__contains__
+        bring_parts(mine, carrier, partial(gather_among, carrier), parts, wants, pytest.fail)
         return mine.load(4, "plan", parts.origin, wanted[device].__contains__).tensors
 
     loaded = side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
@@ -89,11 +91,101 @@ def test_one_device_of_a_machine_receives_for_all(tmp_path: Path) -> None:
 
     def bring(device: int, carrier: QueueCarrier) -> set[str]:
         is_wanted = {"model/0"}.__contains__ if device == 2 else lambda name: False
-        bring_parts(now[device], carrier, partial(gather_among, carrier), parts, is_wanted)
+        bring_parts(now[device], carrier, partial(gather_among, carrier), parts, is_wanted, pytest.fail)
         return {*now[device].load(4, "plan", parts.origin, lambda name: True).tensors}
 
     loaded = side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
     assert loaded == [{"model/0", "rng/torch"}] * 3
+
+
+def holders_of_one_part(folder: Path) -> tuple[list[MemberSnapshots], SnapshotParts]:
+    """Return a snapshot of one part that a and b have, and c has not."""
+    (before,) = snapshots_on("a", folder)
+    before.own.save(snapshot(4, 0, 1), "plan")
+    now = snapshots_on("abc", folder)
+    now[1].store_of(0).write_copy(before.own.manifest(4), before.own.content(4, 1 << 20))
+    return now, SnapshotParts(4, Origin(1, COURSE), {0: [0, 1]})
+
+
+@pytest.mark.parametrize("failing", ["manifest", "content", "names", "short"])
+def test_a_part_that_its_machine_cannot_read_comes_from_another(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, parts = holders_of_one_part(tmp_path)
+    if failing == "short":
+        file = now[0].own.directory / "step-00000004" / "state.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        monkeypatch.setattr(SnapshotStore, "names", lambda store, step: ["model/0"])
+    else:
+        read = getattr(SnapshotStore, failing)
+
+        def fail(store: SnapshotStore) -> Iterator[bytes]:
+            raise DamagedSnapshot(f"{store.directory}: Input/output error")
+            yield b""
+
+        def read_or_fail(store: SnapshotStore, *arguments: Any) -> Any:
+            if not store.directory.is_relative_to(tmp_path / "a"):
+                return read(store, *arguments)
+            return fail(store) if failing == "content" else next(fail(store))
+
+        monkeypatch.setattr(SnapshotStore, failing, read_or_fail)
+    warnings: list[list[str]] = [[], [], []]
+
+    def bring(device: int, carrier: QueueCarrier) -> None:
+        is_wanted = {"model/0"}.__contains__ if device != 1 else lambda name: False
+        bring_parts(now[device], carrier, partial(gather_among, carrier), parts, is_wanted, warnings[device].append)
+
+    side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
+    assert now[2].load(4, "plan", parts.origin, lambda name: True).tensors.keys() == {"model/0", "rng/torch"}
+    assert now[0].own.verified_steps() == ([4], [])  # and a sound one of its own again
+    assert len(warnings[0]) == 1 and str(tmp_path / "a") in warnings[0][0] and warnings[1:] == [[], []]
+
+
+def test_a_part_that_no_machine_can_read_is_named_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, parts = holders_of_one_part(tmp_path)
+    monkeypatch.setattr(SnapshotStore, "manifest", lambda store, step: (_ for _ in ()).throw(DamagedSnapshot("lost")))
+
+    def bring(device: int, carrier: QueueCarrier) -> str:
+        with pytest.raises(RunFailed) as caught:
+            bring_parts(now[device], carrier, partial(gather_among, carrier), parts, lambda name: device == 2, str)
+        return caught.value.message
+
+    messages = side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
+    assert {*messages} == {"no machine can read part 1 of 1 of the snapshot of step 4"}
+
+
+def test_a_damaged_part_is_passed_over_until_a_copy_replaces_it(tmp_path: Path) -> None:
+    now, parts = holders_of_one_part(tmp_path)
+    file = now[0].own.directory / "step-00000004" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    now[0].note_damaged(parts._replace(damaged={0: [str(now[0].own.directory)]}))
+    assert now[0].parts(4, parts.origin) == {}
+    now[0].own.write_copy(now[1].store_of(0).manifest(4), now[1].store_of(0).content(4, 1 << 20))
+    assert [*now[0].parts(4, parts.origin)] == [0]
+
+
+def test_copies_of_others_arrive_though_a_machine_cannot_read_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_copies, "SMALL", 0)
+    all_snapshots, carriers, training = snapshots_on("abc", tmp_path), queue_carriers(3), queue_carriers(3)
+    warnings: list[list[str]] = [[], [], []]
+
+    def copy(device: int) -> None:
+        mine = all_snapshots[device]
+        copies = SnapshotCopies(
+            mine, carriers[device], partial(gather_among, training[device]), warnings[device].append
+        )
+        mine.own.save(snapshot(4, device, 3), "plan")
+        if device == 1:
+            (mine.own.directory / "step-00000004" / "state.safetensors").unlink()
+        copies.begin(4, 100, None)
+        copies.wait()
+
+    side_by_side([partial(copy, device) for device in range(3)])
+    assert [sorted(mine.parts(4, Origin(3, COURSE))) for mine in all_snapshots] == [[0, 2], [0], [2]]
+    assert [len(lines) for lines in warnings] == [0, 1, 0]
+    assert "step-00000004/state.safetensors: No such file" in warnings[1][0]
 
 
 @pytest.mark.parametrize(

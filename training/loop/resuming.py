@@ -17,7 +17,7 @@ or fewer, than it has now.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from training.exchange.base import Exchange, JoiningState
 from training.exchange.mean.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.layouts.base import Layout
+from training.layouts.whole import WholeModel
 from training.loop.position import MOST_ATTEMPTS
 from training.records.bounded_fields import Count, Rank, Step, Text
 from training.run.outcome import NOT_THIS_RUN
@@ -50,6 +51,12 @@ class HeldSnapshots(BaseModel):
     """Results of the strategy's rounds that each snapshot holds, by step."""
     parts: dict[Step, tuple[Count, Count]] = {}
     """Which part of the member's model each snapshot holds, from 0, and of how many, by step."""
+    folder: Text = ""
+    """Of the store."""
+    unsound: list[Step] = []
+    """Steps of the damaged snapshots in it."""
+    lacking: dict[Step, Text] = {}
+    """What is missing of each snapshot of which not all parts are there, in words, by step."""
     damaged: list[Text] = []
     foreign: list[Text] = []
     """A line about each snapshot that was made with another plan."""
@@ -64,6 +71,8 @@ class HeldSnapshots(BaseModel):
             courses={step: state.get("course", []) for step, state in states.items()},
             rounds={step: rounds_held(state["strategy"]) for step, state in states.items() if "strategy" in state},
             parts={step: state.get("part", (0, 1)) for step, state in states.items()},
+            folder=str(store.directory),
+            unsound=[step for step in store.steps() if step not in steps] if problems else [],
             damaged=problems,
             foreign=list(foreign.values()),
         )
@@ -102,9 +111,9 @@ def agree_on_snapshot(
     plan_hash: str,
     names: Callable[[int], str] = "member {}".format,
     alike: bool = False,
-    absent: Collection[str] = (),
+    absent: Iterable[str] = (),
     rounds_held: Callable[[Mapping[str, Any]], int] = lambda state: 0,
-    gather: Callable[[bytes], list[bytes]] = lambda payload: [payload],
+    layout: Layout | None = None,
 ) -> Agreed:
     """Return the step to go on at.
 
@@ -114,15 +123,17 @@ def agree_on_snapshot(
         alike: whether the snapshots of all members hold the same.
         absent: names of absent members.
         rounds_held: how many rounds' results a snapshot's state of the strategy holds.
-        gather: asks the member's devices, see :meth:`training.layouts.base.Layout.gather`: each holds a part only.
+        layout: of the member's devices, which are asked, as each holds a part only; ``None``: there is one.
 
     Raises:
         BadInput: no member has a sound snapshot.
     """
+    layout = layout or WholeModel()
     checked = [HeldSnapshots.of(store, plan_hash, rounds_held) for store in stores]
-    snapshots, holders_of_parts = _held_by_member(_PARTS.dump_json(checked), gather)
-    for problem in (*snapshots.damaged, *snapshots.foreign):
-        warn(f"{problem}; it is skipped")
+    for held_here in checked:
+        for problem in (*held_here.damaged, *held_here.foreign):
+            warn(f"{problem}; it is skipped")
+    snapshots, parts_at = _held_by_member(_PARTS.dump_json(checked), layout)
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
     gathered = {rank: _read(payload) for rank, payload in sorted(answers.items())}
     newest = max((course for snapshots in gathered.values() for course in snapshots.courses.values() if course),
@@ -130,13 +141,16 @@ def agree_on_snapshot(
     held = {rank: snapshots.on(newest) for rank, snapshots in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
     if not holders:
-        raise _nothing_to_resume(gathered.values(), absent)
+        raise _nothing_to_resume(gathered.values(), [*absent])
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(holders if alike else complete or holders)
     rounds = {rank: gathered[rank].rounds.get(step, 0) for rank in holders[step]}
     newest_holders = sorted(rank for rank in rounds if rounds[rank] == max(rounds.values()))
     is_holder = exchange.rank in newest_holders
-    parts = SnapshotParts(step, snapshots.origin(step), holders_of_parts[step]) if is_holder else None
+    parts = parts_at[step] if is_holder else None
+    for newer, missing in snapshots.lacking.items():
+        if newer > step and layout.part[0] == 0:
+            warn(f"the snapshot of step {newer} is skipped: {missing}")
     agreed = Agreed(step, tuple(newest_holders), tuple(held), parts)
     if exchange.rank == agreed.holders[0]:
         without = [rank for rank in agreed.members if rank not in agreed.holders]
@@ -150,16 +164,14 @@ def agree_on_snapshot(
 _PARTS = TypeAdapter(list[HeldSnapshots])
 
 
-def _held_by_member(
-    checked: bytes, gather: Callable[[bytes], list[bytes]]
-) -> tuple[HeldSnapshots, dict[int, dict[int, list[int]]]]:
-    """Return the snapshots of which all parts are there, and what is wrong with any part; and by step, on which
-    devices' machines each part is.
+def _held_by_member(checked: bytes, layout: Layout) -> tuple[HeldSnapshots, dict[int, SnapshotParts]]:
+    """Return the snapshots of which all parts are there, what is wrong with others, and where the parts are, by step.
 
     Args:
         checked: what this process has of the parts, as ``_PARTS`` writes it.
     """
-    answers = [(device, part) for device, told in enumerate(gather(checked)) for part in _PARTS.validate_json(told)]
+    answers = [(device, part) for device, told in enumerate(layout.gather(checked))
+               for part in _PARTS.validate_json(told)]  # fmt: skip
     held = [part for _, part in answers]
     by_origin: dict[tuple[int, Origin], dict[int, list[tuple[int, HeldSnapshots]]]] = defaultdict(
         lambda: defaultdict(list)
@@ -167,25 +179,40 @@ def _held_by_member(
     for device, part in answers:
         for step, (number, _) in part.parts.items():
             by_origin[step, part.origin(step)][number].append((device, part))
-    whole = {
-        step: parts
-        for (step, origin), parts in sorted(by_origin.items(), key=lambda item: item[0][1].course)
-        if parts.keys() >= set(range(origin.parts))
-    }
-    complete = {step: parts[0][0][1] for step, parts in whole.items()}
+    in_order = sorted(by_origin.items(), key=lambda item: item[0][1].course)
+    missing = {key: {*range(key[1].parts)} - parts.keys() for key, parts in in_order}
+    whole = {step: (origin, parts) for (step, origin), parts in in_order if not missing[step, origin]}
+    complete = {step: parts[0][0][1] for step, (_, parts) in whole.items()}
+    newest = max((origin.course[-1:] for _, origin in by_origin), default=())  # others were given up
     snapshots = HeldSnapshots(
         live={step: part.live[step] for step, part in complete.items()},
         courses={step: part.courses[step] for step, part in complete.items()},
         rounds={step: part.rounds[step] for step, part in complete.items() if step in part.rounds},
         parts={step: part.parts[step] for step, part in complete.items()},
+        lacking={step: _missing_in_words(numbers, origin, layout.names) for (step, origin), numbers in missing.items()
+                 if numbers and step not in whole and origin.course[-1:] == newest},
         damaged=[problem for part in held for problem in part.damaged],
         foreign=[problem for part in held for problem in part.foreign],
-    )
-    holders = {
-        step: {number: sorted({device for device, _ in copies}) for number, copies in parts.items()}
-        for step, parts in whole.items()
+    )  # fmt: skip
+    damaged = defaultdict[int, dict[int, list[str]]](lambda: defaultdict(list))
+    for device, part in answers:
+        for step in part.unsound:
+            damaged[step][device].append(part.folder)
+    return snapshots, {
+        step: SnapshotParts(step, origin, _holders(parts), damaged[step]) for step, (origin, parts) in whole.items()
     }
-    return snapshots, holders
+
+
+def _holders(parts: Mapping[int, Sequence[tuple[int, HeldSnapshots]]]) -> dict[int, list[int]]:
+    return {number: sorted({device for device, _ in copies}) for number, copies in parts.items()}
+
+
+def _missing_in_words(numbers: Collection[int], origin: Origin, names: Sequence[str]) -> str:
+    """Return which parts of a snapshot no machine has, with the devices that wrote them if they take part again."""
+    is_as_written = len(names) == origin.parts
+    parts = [f"part {number + 1}" + (f" ({names[number]})" if is_as_written else "") for number in sorted(numbers)]
+    verb = "is" if len(parts) == 1 else "are"
+    return f"{', '.join(parts)} of {origin.parts} {verb} missing, or damaged, on all machines"
 
 
 def _read(payload: bytes) -> HeldSnapshots:
@@ -199,11 +226,15 @@ def _read(payload: bytes) -> HeldSnapshots:
 def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[str]) -> BadInput:
     damaged = [problem for snapshots in gathered for problem in snapshots.damaged]
     foreign = [problem for snapshots in gathered for problem in snapshots.foreign]
+    lacking = [f"of step {step} {words}" for snapshots in gathered for step, words in sorted(snapshots.lacking.items())]
     if absent:
-        problems = damaged + foreign
+        problems = lacking[-1:] + damaged + foreign
         names, why = ", ".join(absent), f" ({problems[0]})" if problems else ""
         message = f"no machine that is there has a sound snapshot{why}"
         return BadInput(message, f"switch {names} on and resume again: it may have one")
+    if lacking:
+        message = "; ".join((f"no snapshot is whole: {lacking[-1]}", *damaged[:1]))
+        return BadInput(message, f"bring the missing files back and resume again, or {NOT_THIS_RUN}")
     if foreign and not damaged:
         return BadInput(foreign[0], OTHER_SETTINGS)
     if not damaged:
@@ -213,7 +244,11 @@ def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[s
 
 
 def load_agreed(
-    agreed: Agreed, snapshots: MemberSnapshots, layout: Layout, plan_hash: str, is_wanted: Callable[[str], bool]
+    agreed: Agreed,
+    snapshots: MemberSnapshots,
+    layout: Layout,
+    is_wanted: Callable[[str], bool],
+    warn: Callable[[str], None],
 ) -> Snapshot:
     """Return what a device needs of the agreed snapshot; parts that its machine lacks come from the member's others.
 
@@ -225,8 +260,9 @@ def load_agreed(
         RunFailed: a part cannot be read or written.
     """
     assert agreed.parts is not None  # else the member takes the state of another
-    bring_parts(snapshots, layout.carrier, layout.gather, agreed.parts, is_wanted)
-    return snapshots.load(agreed.step, plan_hash, agreed.parts.origin, is_wanted, layout.rows)
+    snapshots.note_damaged(agreed.parts)
+    bring_parts(snapshots, layout.carrier, layout.gather, agreed.parts, is_wanted, warn)
+    return snapshots.load(agreed.step, snapshots.plan_hash, agreed.parts.origin, is_wanted, layout.rows)
 
 
 def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:

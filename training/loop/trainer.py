@@ -152,7 +152,7 @@ class Trainer:
         agreed = None
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
-            more = self._name_of, alike, list(map(self._name_of, self.plan.absent)), self.strategy.rounds_held, gather
+            more = self._name_of, alike, map(self._name_of, self.plan.absent), self.strategy.rounds_held, self.layout
             agreed = agree_on_snapshot(self.snapshots.to_check, self.exchange, self._warn, self.plan.hash(), *more)
         if agreed is None:  # a new run
             sync_weights(self.parameters, self.exchange, "weights/start")
@@ -161,7 +161,7 @@ class Trainer:
             self.position.begin(self.plan.attempt)
         elif agreed.parts is not None:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(load_agreed(agreed, self.snapshots, self.layout, self.plan.hash(), self.state.holds))
+            self._restore(load_agreed(agreed, self.snapshots, self.layout, self.state.holds, self._warn))
             self.position.begin(self.plan.attempt)
             hand_over(agreed, self.exchange, self._joining)
         else:

@@ -7,7 +7,7 @@ it, also where another machine holds a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -39,6 +39,8 @@ class SnapshotParts(NamedTuple):
     origin: Origin
     holders: Mapping[int, Sequence[int]]
     """The member's devices on whose machines each part is."""
+    damaged: Mapping[int, Sequence[str]] = MappingProxyType({})
+    """Folders of stores whose part of it is damaged, by the device that has checked them on its machine."""
 
 
 class MemberSnapshots:
@@ -53,8 +55,11 @@ class MemberSnapshots:
         process, keep = plan.process(rank), plan.profile.snapshot.snapshot_keep
         self.own = SnapshotStore(checkpoints / process.folder, keep, shared=plan.world_size > 1 or plan.is_staged)
         """Of this process: the only part of its snapshots that it writes."""
+        self.plan_hash = plan.hash()
         self.loaded: int | None = None
         """Step of the snapshot that the run went on from."""
+        self._damaged: Collection[str] = ()
+        """Folders of stores with a damaged part of the snapshot from which the run goes on."""
         self._checkpoints, self._process = checkpoints, process
         # the processes of a machine have their run folders side by side, or all the same one
         self._folder, self._inside = (
@@ -83,10 +88,22 @@ class MemberSnapshots:
             return self.own
         return SnapshotStore(self._checkpoints / self._process._replace(device_number=part).folder, 1)
 
+    def note_damaged(self, parts: SnapshotParts) -> None:
+        """Pass over the parts of a snapshot that were found damaged on this machine."""
+        here = self._process.device.machine
+        self._damaged = {
+            folder for device, folders in parts.damaged.items() if self.machines[device] == here for folder in folders
+        }
+
     def parts(self, step: int, origin: Origin) -> dict[int, SnapshotStore]:
         """Return where this machine has parts of one snapshot, by their numbers."""
-        stores = ((store, store.state(step)) for store in self._stores if step in store.steps())
+        stores = ((store, store.state(step)) for store in self._stores if self._has(store, step))
         return {state.get("part", (0, 1))[0]: store for store, state in stores if Origin.of(state) == origin}
+
+    def _has(self, store: SnapshotStore, step: int) -> bool:
+        """Whether a store has a snapshot; one that was damaged may have been replaced by a copy."""
+        steps = store.verified_steps()[0] if str(store.directory) in self._damaged else store.steps()
+        return step in steps
 
     def load(
         self,

@@ -18,7 +18,15 @@ from concurrent.futures import Future
 from profiles.errors import RunFailed
 from training.exchange.base import ExchangeError
 from training.snapshots.member_snapshots import MemberSnapshots
-from training.snapshots.part_transfer import DeviceLinks, SendingPace, Transfer, carry_out, receive_part, send_part
+from training.snapshots.part_transfer import (
+    DeviceLinks,
+    SendingPace,
+    Transfer,
+    UnreadSnapshot,
+    carry_out,
+    receive_part,
+    send_part,
+)
 
 SHARE, PIECE = 0.25, 256 << 10
 """Share of the time for which a link is used, and bytes after which the training has its turn."""
@@ -112,7 +120,7 @@ class SnapshotCopies:
         try:
             if written is not None:
                 written.result()
-            carry_out(
+            failed = carry_out(
                 transfers,
                 self._links,
                 lambda transfer: send_part(self._links, transfer.target, self._snapshots.own, step, self._pace),
@@ -120,11 +128,14 @@ class SnapshotCopies:
                     self._links, transfer.source, self._snapshots.store_of(transfer.part), step, self._pace
                 ),
             )
-            self._is_arrived = True
+            self._is_arrived = not failed
+            errors = [error for _, error in failed if not isinstance(error, UnreadSnapshot)]  # it says so itself
         except ExchangeError:
             return  # the training has lost the same machine, or has ended
         except RunFailed as error:
-            self._warn(f"{error.message}: a machine that is lost would take its part of the snapshot along")
+            errors = [error]
+        for message in dict.fromkeys(error.message for error in errors):
+            self._warn(f"{message}: a machine that is lost would take its part of the snapshot along")
 
 
 def copies_of(

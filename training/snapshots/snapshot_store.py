@@ -63,8 +63,7 @@ class SnapshotStore:
         directory: folder of this member's snapshots; made on the first save.
         keep: how many are kept.
         shared: whether other members write snapshots of the same steps. Members save one after another, so each keeps
-            at least 2 to be sure of a common one; and the oldest is removed only when the next is begun: a member
-            that has come so far has all but its newest one on the disk.
+            at least 2, and removes the oldest only as it begins the next: all but its newest one are on all disks then.
     """
 
     def __init__(self, directory: Path, keep: int, shared: bool = False) -> None:
@@ -133,8 +132,7 @@ class SnapshotStore:
             DamagedSnapshot: it cannot be read.
         """
         with _explaining(self._folder(step) / _TENSORS) as path, path.open("rb") as stream:
-            while piece := stream.read(size):
-                yield piece
+            yield from iter(lambda: stream.read(size), b"")
 
     def write_copy(self, manifest: bytes, pieces: Iterable[bytes]) -> Path:
         """Write what :meth:`manifest` and :meth:`content` of another store gave; return the folder.
@@ -159,7 +157,10 @@ class SnapshotStore:
     def steps(self) -> list[int]:
         """Return the steps of the snapshots that look complete, newest first."""
         files = (_MANIFEST, _TENSORS)
-        return [step for step in self._steps_on_disk() if all((self._folder(step) / file).is_file() for file in files)]
+        with contextlib.suppress(OSError):  # a disk that fails shows none
+            steps = self._steps_on_disk()
+            return [step for step in steps if all((self._folder(step) / file).is_file() for file in files)]
+        return []
 
     def newest_in_words(self) -> str:
         """Return a sentence on the newest snapshot."""
@@ -169,7 +170,11 @@ class SnapshotStore:
     def verified_steps(self) -> tuple[list[int], list[str]]:
         """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
         sound, problems = list[int](), list[str]()
-        for step in self._steps_on_disk():
+        try:
+            steps = self._steps_on_disk()
+        except OSError as error:
+            return [], [f"{self.directory}: {error.strerror}"]
+        for step in steps:
             try:
                 _check(self._folder(step))
                 sound.append(step)
@@ -216,8 +221,7 @@ class SnapshotStore:
         if manifest["plan_hash"] != plan_hash:
             raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
         with _opened(folder) as file:
-            names = file.keys()
-            pieces = {name: file.get_slice(name) for name in names}
+            pieces = {name: file.get_slice(name) for name in [*file.keys()]}
             cuts = {name: cut(name, piece.get_shape()) for name, piece in pieces.items()}
             tensors = {name: pieces[name][needed] for name, needed in cuts.items() if needed is not None}
         self.current = step
