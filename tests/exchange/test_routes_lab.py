@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +28,10 @@ from training.exchange.group.coordinator_state import CoordinatorConfig
 from training.exchange.group.join_config import JoinConfig
 from training.exchange.links import dialling
 from training.exchange.links.certificates import relay_key
+from training.exchange.links.connection import Connection
 from training.exchange.links.dialling import Address, DialHistory
 from training.exchange.links.link import PeerLost
-from training.exchange.links.listener import Identity, Listener
+from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_member import MeshMember
 from training.records.events import PeerPath, WaysEvent
@@ -243,6 +246,42 @@ def test_a_pair_goes_over_to_its_other_cable_and_comes_back(pair: Pair, nets: Ne
     meshes = pair.form(*hosts)
     assert [told(mesh) for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
     close(meshes)
+
+
+def test_a_machine_that_all_wait_for_is_missed_soon_and_a_stopped_process_is_not(
+    router: Nets, certificates: Path
+) -> None:
+    """What a stage listens with: nothing of the processes here reads or sends, as if both were stopped."""
+    router.forwards("r", True)
+    watched = ConnectTimeouts(is_watched=True)
+    ends = {
+        rank: router.inside("ab"[rank], lambda rank=rank: Listener(
+            "0.0.0.0", Identity("run", rank, certificates / f"member-{rank}"), timeouts=watched))
+        for rank in range(2)
+    }  # fmt: skip
+
+    def meet(rank: int) -> Connection:
+        peer = [(f"10.77.{2 - rank}.2", ends[1 - rank].address[1])]
+        deadline = time.monotonic() + PATIENCE
+        return router.inside("ab"[rank], lambda: ends[rank].meet("c", 1 - rank, rank == 0, peer, deadline))
+
+    outgoing, incoming = at_once(functools.partial(meet, 0), functools.partial(meet, 1))
+    before, probes = _without_data(incoming), sum(dialling.WATCHED)
+    until(lambda: _without_data(incoming) - before > 2 * probes)  # of both ends, for longer than silence may last
+    router.forwards("r", False)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        incoming.socket.recv(1)
+    assert time.monotonic() - begin < dialling.SILENT + dialling.ASK_EVERY * dialling.ASK_TIMES
+    for end in (outgoing.socket, incoming.socket, *ends.values()):
+        end.close()
+
+
+def _without_data(connection: Connection) -> int:
+    """Return how many segments without data have come: answers to probes, and the peer's probes."""
+    info = connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    segments_in, data_segments_in = struct.unpack_from("I", info, 140)[0], struct.unpack_from("I", info, 152)[0]
+    return int(segments_in - data_segments_in)
 
 
 @pytest.fixture

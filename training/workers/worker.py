@@ -178,7 +178,7 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
         MusterError: another device is missing, or this one cannot listen.
     """
     from training.exchange.base import STANDSTILL
-    from training.exchange.links.listener import Identity, Listener
+    from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
     from training.exchange.torch_backend.process_group import MusterGroup
     from training.exchange.torch_backend.store_client import StoreClient
     from training.exchange.torch_backend.store_server import read_token
@@ -198,7 +198,8 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
         processes = [worker.name for worker in plan.processes]
         layout = TensorParallelModel if plan.profile.run.layout == "tensor" else ShardedModel
         return layout(join_world(client, rank, processes, torch_device, plan.run_id, keys), member.batch_size)
-    listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
+    watched = ConnectTimeouts(is_watched=True)  # no device goes on without the others
+    listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys), timeouts=watched)
     stages = [plan.process(other).name for other in ranks]
 
     def carrier() -> GroupCarrier:

@@ -28,6 +28,8 @@ HEAD_START = 0.25
 """Seconds that an address has before the next one is tried in parallel (RFC 8305, section 5)."""
 SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
 """Seconds of silence before a peer is probed, seconds between probes, and number of probes."""
+WATCHED = 1, 1, 4
+"""The same for a peer without which nothing goes on: half a minute would be lost."""
 _NOT_OUTGOING, _TRIES = range(10_000, 30_000) if sys.platform == "linux" else range(0), 20
 """Ports below those that Linux gives to outgoing connections by default (ip_local_port_range). Elsewhere such a socket
 may take over the port of a program that listens on all addresses, so the system chooses."""
@@ -137,15 +139,16 @@ def listen_on(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=dual_stack)
 
 
-def keep_alive(connection: socket.socket) -> None:
+def keep_alive(connection: socket.socket, is_watched: bool = False) -> None:
     """Probe a silent peer regularly: cut cables give no signal, and routers forget silent connections.
 
     The kernels send and answer the probes, also for a process that is busy or stopped. Without an answer for half a
-    minute the connection ends.
+    minute, or 5 seconds where the peer ``is_watched``, the connection ends.
     """
+    silent, every, times = WATCHED if is_watched else (SILENT, ASK_EVERY, ASK_TIMES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = getattr(socket, "TCP_KEEPIDLE", 0x10)  # on macOS TCP_KEEPALIVE, which Python 3.10 has no name for
-    for option, value in ((idle, SILENT), (socket.TCP_KEEPINTVL, ASK_EVERY), (socket.TCP_KEEPCNT, ASK_TIMES)):
+    for option, value in ((idle, silent), (socket.TCP_KEEPINTVL, every), (socket.TCP_KEEPCNT, times)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

@@ -61,6 +61,8 @@ class ConnectTimeouts:
     """After which both ends go to the relay."""
     relay_again_after: float = 0.5
     """The same if only the relay has worked recently."""
+    is_watched: bool = False
+    """Whether a peer counts as lost after 5 seconds of silence of its machine, instead of half a minute."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Handshakes:
             connection = socket.socket(fileno=connection.detach())
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection)
+        keep_alive(connection, self.timeouts.is_watched)
         return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.address)
 
 
