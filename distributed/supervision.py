@@ -6,6 +6,7 @@ folder, carries out the requests left in ``requests/``, and outlives the termina
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -41,7 +42,7 @@ from distributed.run.run_machines import (
 from distributed.workers.agent_records import AgentTimeouts, Assignment, assigned, assigned_coordinator
 from distributed.workers.remote_coordinator import RemoteCoordinator
 from distributed.workers.remote_worker import RemoteWorker
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from training.records.events import ENGINE, Event, ProgressEvent, WarningEvent
 from training.records.plan import LAUNCHED_FILES, DevicePlan, RunPlan
 from training.records.run_folder import RunFolder
@@ -127,7 +128,7 @@ class Supervisor:
                 self._inputs.result()
                 phases.end("supervisor: hashes")
             is_one = self._plan.is_staged and self._plan.world_size == 1
-            kind = partial(LastingRun, go_on=self._go_on_without) if is_one else RunController
+            kind = partial(LastingRun, go_on=self._go_on_without, is_back=self._is_back) if is_one else RunController
             self._run = run = kind(
                 self._plan,
                 self._folder,
@@ -308,7 +309,8 @@ class Supervisor:
         return not self._folder.model.exists()
 
     def _go_on_without(self, lost: Sequence[str]) -> str:
-        """Plan the next attempt of a run of one member without some of its machines; return a line about it.
+        """Plan the next attempt of a run of one member without some of its machines, and without others that are not
+        there; return a line about it.
 
         Raises:
             MusterError: the others cannot go on: the model does not fit them, or they lack a part of every snapshot.
@@ -331,8 +333,17 @@ class Supervisor:
         finally:
             for link in links:
                 link.close()
-        machines_left, step = ", ".join(held), covered_step(held)
-        return f"{', '.join(lost)} is lost; the run goes on with {machines_left} from the snapshot of step {step}"
+        loss, step = f"{', '.join(lost)} is lost; " if lost else "", covered_step(held)
+        return f"{loss}the run goes on with {', '.join(held)} from the snapshot of step {step}"
+
+    def _is_back(self, names: Sequence[str]) -> bool:
+        """Whether one of these machines can be reached."""
+        for machine in (self._links[name].machine for name in names):
+            hosts = Hosts(machines=(machine,), ssh_config=self._ssh_config)
+            with contextlib.suppress(MusterError), contextlib.closing(self._dial(machine, hosts, None)) as link:
+                link.connection()
+                return True
+        return False
 
     def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
         link = self._coordinator_link

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed.run import lasting_run
 from distributed.run.lasting_run import GOES_ON, LastingRun
 from profiles.errors import BadInput, ExitCode
 from tests.runs.run_stage import Stage
@@ -23,8 +24,11 @@ def make_stage(tmp_path: Path) -> Iterator[Make]:
     """Return a function that makes a run on machines a, b and c that trains, with what prepares its next attempt."""
     stages: list[Stage] = []
 
-    def make(go_on: Callable[[Sequence[str]], str] = pytest.fail) -> Stage:
-        stage = Stage(tmp_path, kind=partial(LastingRun, go_on=go_on), machines="abc", layout="pipeline")
+    def make(
+        go_on: Callable[[Sequence[str]], str] = pytest.fail, is_back: Callable[[Sequence[str]], bool] | None = None
+    ) -> Stage:
+        kind = partial(LastingRun, go_on=go_on, is_back=is_back)
+        stage = Stage(tmp_path, kind=kind, machines="abc", layout="pipeline")
         stages.append(stage)
         stage.take(0, RunEvent(status="running"))
         return stage
@@ -68,6 +72,50 @@ def test_a_run_that_cannot_go_on_says_why(make_stage: Make) -> None:
     assert outcome.status == "failed" and "b-stage-2 ended before its work was done" in outcome.message
     [warning] = [event.message for event in stage.events if isinstance(event, WarningEvent)]
     assert warning == "the run does not go on without b: no snapshot is whole on these machines (add the others)"
+
+
+def cannot_without_b(machines: Sequence[str]) -> str:
+    if machines:
+        raise BadInput("no snapshot is whole on these machines", "add the others")
+    return "the run goes on with a, b, c"
+
+
+def test_a_run_that_cannot_go_on_is_paused_until_the_machine_is_back(
+    make_stage: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting_run, "_LOOKS_EVERY", 0.001)
+    statuses: list[str] = []
+
+    def is_back(machines: Sequence[str]) -> bool:
+        statuses.append(stage.folder.metadata.status)
+        assert machines == ["b"]
+        return len(statuses) == 3
+
+    stage = make_stage(cannot_without_b, is_back)
+    stage.ends(1, -signal.SIGKILL)
+    fails(stage, 0)
+    fails(stage, 2)
+    outcome = stage.run.outcome()
+    assert (outcome.status, outcome.message) == (GOES_ON, "the run goes on with a, b, c")
+    assert statuses == ["paused"] * 3
+    assert any(isinstance(event, RunEvent) and event.status == "paused" for event in stage.events)
+    warned = [event.message for event in stage.events if isinstance(event, WarningEvent)]
+    assert warned[0].startswith("the run waits for b, without which it cannot go on: no snapshot is whole")
+
+
+def test_a_run_that_waits_can_be_stopped(make_stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_run, "_LOOKS_EVERY", 0.001)
+
+    def is_back(machines: Sequence[str]) -> bool:
+        stage.run.request_stop("enough")
+        return False
+
+    stage = make_stage(cannot_without_b, is_back)
+    stage.ends(1, -signal.SIGKILL)
+    fails(stage, 0)
+    fails(stage, 2)
+    outcome = stage.run.outcome()
+    assert outcome.status == "failed" and "b-stage-2 ended before its work was done" in outcome.message
 
 
 def test_a_failure_that_is_reported_is_no_loss(make_stage: Make) -> None:

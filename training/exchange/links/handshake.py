@@ -162,6 +162,7 @@ class Handshakes:
     def __init__(self, identity: Identity, timeouts: ConnectTimeouts) -> None:
         self.identity = identity
         self._step_seconds = timeouts.handshake
+        self._is_watched = timeouts.is_watched
         self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
         self.answer_question: Callable[[int], bytes] = lambda term: b"{}\n"
@@ -265,7 +266,7 @@ class Handshakes:
             connection = socket.socket(fileno=connection.detach())
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection, self.timeouts.is_watched)
+        keep_alive(connection, self._is_watched)
         return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.address)
 
 
