@@ -29,7 +29,7 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import MeanResult
 from training.exchange.codecs import codec_by_name
 from training.layouts.columns import ColumnExchange, check_in_parts
-from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WarningEvent, WaysEvent
+from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WaysEvent
 from training.records.plan import DevicePlan, RunPlan
 from training.run.intake import COORDINATOR
 from training.run.meeting_point import columns_of
@@ -222,9 +222,8 @@ def test_the_other_members_go_on_when_a_device_is_lost(
     options = {"sync_interval": 2} if strategy == "diloco" else {}
     run = trained(tmp_path, plan_of(4, **CUSTOM, stages=2, strategy=strategy, **options), kill)
     assert run.outcome.status == "completed", run.outcome.message
-    assert [event.member for event in run.of(MemberEvent) if event.status == "lost"] == [lost]
-    (warning,) = [event for event in run.of(WarningEvent) if event.member == lost]
-    assert f"worker-{lost}-stage-{device % 2 + 1}" in warning.message
+    (loss,) = [event for event in run.of(MemberEvent) if event.status == "lost"]
+    assert (loss.member, loss.name) == (lost, f"worker-{lost}-stage-{device % 2 + 1}")
     assert sorted(step for member, step in steps_of(run) if member != lost) == [1, 2, 3, 4, 5]
     assert run.outcome.metrics["lost_members"] == [lost]
     assert weights_in(run.outcome.run_dir).keys() == {name for name, _ in deep_model().named_parameters()}

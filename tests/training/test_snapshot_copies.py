@@ -157,7 +157,7 @@ def test_a_part_that_no_machine_can_read_is_named_by_all(tmp_path: Path, monkeyp
 def test_a_damaged_part_is_passed_over_until_a_copy_replaces_it(tmp_path: Path) -> None:
     now, parts = holders_of_one_part(tmp_path)
     file = now[0].own.directory / "step-00000004" / "state.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
     now[0].note_damaged(parts._replace(damaged={0: [str(now[0].own.directory)]}))
     assert now[0].parts(4, parts.origin) == {}
     now[0].own.write_copy(now[1].store_of(0).manifest(4), now[1].store_of(0).content(4, 1 << 20))

@@ -148,7 +148,7 @@ def agree_on_snapshot(
     newest_holders = sorted(rank for rank in rounds if rounds[rank] == max(rounds.values()))
     is_holder = exchange.rank in newest_holders
     parts = parts_at[step] if is_holder else None
-    for newer, missing in snapshots.lacking.items():
+    for newer, missing in sorted(snapshots.lacking.items()):
         if newer > step and layout.part[0] == 0:
             warn(f"the snapshot of step {newer} is skipped: {missing}")
     agreed = Agreed(step, tuple(newest_holders), tuple(held), parts)
