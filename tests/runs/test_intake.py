@@ -124,7 +124,7 @@ def test_who_goes_on_like_this_is_lost_and_the_others_go_on(stage: Stage) -> Non
     for _ in range(STRIKES):
         stage.run.take(1, line)
     assert stage.run.members.lost == [1] and stage.coordinator.sent == [{"ban": 1}]
-    assert len(warnings(stage)) == 2  # the first line, and the loss
+    assert len(warnings(stage)) == 1 and len(stage.told(1)) == 1  # the first line, and the loss
     assert "\x1b" not in warnings(stage)[0] and len(warnings(stage)[0]) < 600
     stage.take(1, step(1))
     assert not any(isinstance(event, StepEvent) for event in stage.events)
