@@ -22,7 +22,7 @@ from training.hardware.machine_load import MachineLoad, machine_events
 from training.hardware.sensors import Claim, Gpu, Packages
 from training.records.events import MachineEvent, MemberEvent, from_line, to_line
 from training.run.orders import Control
-from training.workers.worker import run_worker
+from training.workers.worker import Rendezvous, run_worker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 UUID = "7b2a7a1e-0000-4a6c-9f6e-9d7e0c5a1b11"
@@ -243,7 +243,9 @@ def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(
     monkeypatch.setattr(machine_load, "PATIENCE", PATIENCE)  # on a busy machine too its thread has ended after that
     events, before = list[Any](), samplers()
     plan = toy_plan(training={"max_steps": 2})
-    code = run_worker(plan, 0, ToyTask(), lambda: "", tmp_path, tmp_path / "secrets", events.append, Control())
+    code = run_worker(
+        plan, 0, ToyTask(), lambda: Rendezvous(""), tmp_path, tmp_path / "secrets", events.append, Control()
+    )
     assert code == 0
     loads = [event for event in events if isinstance(event, MachineEvent)]
     assert loads and loads[-1].memory_used > 0

@@ -85,7 +85,7 @@ def _stranger(state: WizardState) -> Access | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["Home, 1", "Plan, 5"])
+@pytest.mark.parametrize("at", ["Home, 1", "Plan, 4"])
 def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path, project_copy: Path, at: str) -> None:
     before = (project_copy / "config.ini").read_bytes()
     with OwnTerminal([str(project_copy / "wizard.py"), "--plain"], tmp_path) as terminal:

@@ -179,5 +179,6 @@ def test_a_profile_whose_model_is_gone_says_so_and_takes_another(tmp_path: Path)
     assert form.assessment.status == ItemStatus.FAILED and "no such folder" in form.assessment.cause
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "config.json").write_text("{}")
+    (tmp_path / "here" / "model.safetensors").touch()
     other = job_of(JobAnswers("mine", (("model_path", str(tmp_path / "here")),)), config)
     assert other.assessment.status == ItemStatus.OK
