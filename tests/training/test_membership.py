@@ -127,7 +127,7 @@ def test_after_an_election_members_can_leave_and_others_are_told_whom_to_follow(
     run.drop([1])
     assert [order["reason"] for order in orders] == ["dropped"] and run.members.active_ranks == [0, 2]
     joins, rendezvous = Silent(), []
-    joins.send = rendezvous.append  # type: ignore[method-assign]
+    joins.send = rendezvous.append  # type: ignore[method-assign]  # what it is sent is looked at
     run.expect(fourth(run.members))
     run.admit(3)
     assert rendezvous == [{"address": "0.0.0.0:7", "term": 2, "carrier": 2}] and run.meeting_point.elected == (2, 2, 7)
