@@ -2,8 +2,9 @@
 
 All processes end, as none can go on without what the lost one held; the next attempt cuts the model anew and reads the
 parts of the last snapshot, and those of the lost machine from where they were copied to. Where the others cannot go on,
-as the model does not fit them or they lack a part, the run is paused until the machine is back. A device that reports
-why it fails is not lost: the next attempt would fail likewise.
+as the model does not fit them or they lack a part, the run is paused until the machine is back; who stops it meanwhile
+has stopped a run that had not failed. A device that reports why it fails is not lost: the next attempt would fail
+likewise.
 """
 
 from __future__ import annotations
@@ -66,13 +67,24 @@ class LastingRun(RunController):
         if not self._lost or not self._has_begun or self._first_error is None or self._is_stopped.is_set():
             return super().outcome()
         machines = [*dict.fromkeys(self.plan.process(rank).device.machine for rank in self._lost)]
+        line, problem = "", ""
         try:
             line = self._next_attempt(machines)
         except MusterError as error:
-            self._record(WarningEvent(message=f"the run does not go on without {', '.join(machines)}: {error}"))
+            problem = f"the run does not go on without {', '.join(machines)}: {error}"
+        if self._is_stopped.is_set():
+            self._forget_loss()
             return super().outcome()
-        self._record(WarningEvent(message=line))
+        self._record(WarningEvent(message=line or problem))
+        if not line:
+            return super().outcome()
         return RunOutcome(GOES_ON, self.folder.path, {}, ExitCode.RUN_FAILED, line)
+
+    def _forget_loss(self) -> None:
+        """Let the run end as one that was stopped: it would have gone on after the loss."""
+        self._first_error = None
+        for worker in self.members.workers.values():
+            worker.error = None
 
     def _next_attempt(self, lost: Sequence[str]) -> str:
         """Prepare the next attempt, now or when a lost machine is back; return a line about it.

@@ -13,7 +13,8 @@ from distributed.run import lasting_run
 from distributed.run.lasting_run import GOES_ON, LastingRun
 from profiles.errors import BadInput, ExitCode
 from tests.runs.run_stage import Stage
-from training.records.events import ErrorEvent, RunEvent, WarningEvent
+from training.records.events import ErrorEvent, RunEvent, SnapshotEvent, WarningEvent
+from training.run.outcome import NewestAttempt
 
 LOST_PEER = "a-stage-1: the connection with rank 1 (b-stage-2) is lost: it closed the connection"
 Make = Callable[..., Stage]
@@ -103,19 +104,30 @@ def test_a_run_that_cannot_go_on_is_paused_until_the_machine_is_back(
     assert warned[0].startswith("the run waits for b, without which it cannot go on: no snapshot is whole")
 
 
-def test_a_run_that_waits_can_be_stopped(make_stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_run_that_is_stopped_while_it_waits_has_not_failed(
+    goes_on: bool, make_stage: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lasting_run, "_LOOKS_EVERY", 0.001)
 
     def is_back(machines: Sequence[str]) -> bool:
-        stage.run.request_stop("enough")
-        return False
+        stage.run.request_stop("stopped by the user")
+        return goes_on
 
     stage = make_stage(cannot_without_b, is_back)
+    stage.take(0, SnapshotEvent(step=4, path="", bytes=1, seconds=0.1, live=(0,)))
     stage.ends(1, -signal.SIGKILL)
     fails(stage, 0)
     fails(stage, 2)
-    outcome = stage.run.outcome()
-    assert outcome.status == "failed" and "b-stage-2 ended before its work was done" in outcome.message
+    outcome, message = stage.run.outcome(), "the snapshot of step 4 is kept, 0 steps lost"
+    assert (outcome.status, outcome.exit_code, outcome.message) == ("cancelled", ExitCode.STOPPED, message)
+    assert isinstance(stage.events[-1], RunEvent) and stage.events[-1].message == message
+    assert stage.folder.metadata.metrics["kept_step"] == 4
+    seen_later = NewestAttempt()
+    for event in stage.folder.events():
+        seen_later.note(event)
+    seen = seen_later.outcome(stage.folder.path)
+    assert (seen.status, seen.message, seen.hint) == ("cancelled", message, "")
 
 
 def test_a_failure_that_is_reported_is_no_loss(make_stage: Make) -> None:

@@ -214,7 +214,7 @@ class NewestAttempt:
         return replace(self._outcome(path, "failed", message, metadata.metrics), hint=hint)
 
     def _outcome(self, path: Path, status: str, message: str, metrics: Mapping[str, Any]) -> RunOutcome:
-        hint = self.error.hint if self.error else ""
+        hint = self.error.hint if self.error and status == "failed" else ""
         return RunOutcome(status, path, metrics, self._exit_code(status), message, hint)
 
     def _interruption(self, path: Path) -> tuple[str, str]:
