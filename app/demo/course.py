@@ -207,7 +207,7 @@ class TourScript:
             yield from (self._snapshot(rank, step) for rank in live)
         yield from self._evaluated(step) if step < self._steps else ()
         if step == self._back_at and self._victim is not None:
-            yield from self._return(self._victim, step)
+            yield from self._return(self._victim)
 
     def _worked(self, rank: int, step: int, cost: Cost) -> StepEvent:
         samples = self._plan.members[rank].batch_size * self._plan.profile.training.gradient_accumulation
@@ -323,7 +323,7 @@ class TourScript:
         yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {_SILENCE:.0f} s; dropped")
         yield WarningEvent(time=at, message=f"{machine.name} is lost: the others go on")
 
-    def _return(self, rank: int, step: int) -> Iterator[Event]:
+    def _return(self, rank: int) -> Iterator[Event]:
         name = self._machines[rank].name
         request = {"request": "tour-add", "action": "add", "machine": name}
         before = self._time - 4.0
@@ -332,7 +332,6 @@ class TourScript:
         yield self._member(rank, "started", before + 0.5, message=f"pid {pid}")
         yield self._member(rank, "joined", before + 2.5, message="joins a running group")
         yield self._member(rank, "ready", message="has the group's weights")
-        yield self._member(rank, "joined", message=f"at step {step}")
         yield RequestEvent(time=self._time, outcome="done", message="trains with the others", **request)
         self._live.add(rank)
 

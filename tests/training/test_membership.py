@@ -86,6 +86,19 @@ def test_a_loss_is_told_once_until_the_member_is_back() -> None:
     assert news(membership, 1, 1, "joined") and news(membership, -1, 1, "lost")
 
 
+def test_a_joining_is_told_once_until_the_member_is_gone() -> None:
+    membership = of(3)
+    membership.workers[1].exit_code = ExitCode.RUN_FAILED
+    membership.add_worker(1, Silent())
+    assert [news(membership, source, 1, "joined") for source in (-1, 1, 1)] == [True, False, False]
+    assert 1 in membership.active_ranks
+    assert news(membership, -1, 1, "lost") and news(membership, -1, 1, "joined") and not news(membership, 1, 1, "joined")
+    assert news(membership, -1, 1, "lost")
+    later = of(3)
+    later.restore(MemberHistory.of([MemberEvent(member=rank, status="joined") for rank in (0, 1)]))
+    assert [news(later, rank, rank, "joined") for rank in range(3)] == [False, False, True]
+
+
 def test_who_trains_must_know_of_one_that_is_to_come() -> None:
     membership = of(3)
     membership.announce(fourth(membership))

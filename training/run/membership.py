@@ -120,6 +120,8 @@ class Membership:
         """Members that have reported that they trained to the end."""
         self._reported_gone = set(self.lost)
         """Members whose loss is in the run's events."""
+        self._reported_joined: set[int] = set()
+        """Workers whose joining, since they were gone last, is in the run's events."""
 
     def restore(self, history: MemberHistory) -> None:
         """Take over the members of a run whose supervisor was killed; their workers are entered one by one."""
@@ -130,6 +132,7 @@ class Membership:
         self.left = history.ranks("left")
         self.done = history.ranks("done")
         self._reported_gone = {*self.plan.absent, *gone}
+        self._reported_joined = history.ranks("joined", "ready", "done") - self.joining
 
     def name(self, rank: int) -> str:
         return self.plan.process(rank).name
@@ -234,14 +237,18 @@ class Membership:
         """Record that a member came or went; return whether that is not in the run's events yet.
 
         A loss is recorded once, from the coordinator or from the end of the worker: the first of them knows the cause.
+        So is a joining, which the coordinator reports when it lets a worker in, and the worker when it has the state.
         """
         rank = event.member
         if rank is None:
             return True
         speaks = self.speaks(rank)
+        if event.status == "joined":
+            return self._note_joined(source, rank) and speaks
         if event.status == "done":
             self.done.add(rank)
         if event.status == "left":
+            self._reported_joined.discard(rank)
             news = source == rank or rank not in self.left  # the member itself reports why
             news &= not (self._is_staged and self._member_of(rank) in self.lost_members)
             self.left.add(rank)
@@ -250,17 +257,24 @@ class Membership:
             if rank not in self.left:
                 self.detached.add(rank)
             return self.note_gone(rank)
-        if event.status == "joined" and source == rank:
+        return speaks
+
+    def _note_joined(self, source: int, rank: int) -> bool:
+        """Record that a worker has joined, or is back; return whether that is not in the run's events yet."""
+        news = rank not in self._reported_joined
+        self._reported_joined.add(rank)
+        self._reported_gone.discard(rank)
+        if source == rank:
             self.joining.discard(rank)
             self.detached.discard(rank)
-            self._reported_gone.discard(rank)
-        return speaks
+        return news
 
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
         before = any(self._member_of(other) == self._member_of(rank) for other in self._reported_gone | self.left)
         news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
         self._reported_gone.add(rank)
+        self._reported_joined.discard(rank)
         return news
 
     def mark_leaving(self, ranks: Collection[int]) -> None:
@@ -295,6 +309,7 @@ class Membership:
             self.left.discard(rank)
             self.leaving.discard(rank)
             self._reported_gone.discard(rank)
+            self._reported_joined.discard(rank)
             self.detached.add(rank)
             self.joining.add(rank)
             self.workers = {**self.workers, rank: WorkerHandle(worker)}
