@@ -31,6 +31,7 @@ from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, new
 from training.records.attempts import Attempts, attempts_after, seconds_in
 from training.records.events import (
     AnswerEvent,
+    ElectionEvent,
     ErrorEvent,
     EvaluationEvent,
     Event,
@@ -246,7 +247,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)
-        case WarningEvent() | TimingEvent() | AnswerEvent() | UnknownEvent():
+        case WarningEvent() | ElectionEvent() | TimingEvent() | AnswerEvent() | UnknownEvent():
             return state
 
 

@@ -15,6 +15,7 @@ from app.run_view.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberSta
 from app.run_view.metrics import result_text
 from app.run_view.pair_paths import route_changes
 from training.records.events import (
+    ElectionEvent,
     ErrorEvent,
     EvaluationEvent,
     Event,
@@ -131,6 +132,8 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             return entry("snapshot", f"snapshot of step {event.step} written", step=event.step)
         case WarningEvent():
             return entry("warning", event.message, step=-1 if event.step is None else event.step)
+        case ElectionEvent():
+            return entry("warning", event.message)
         case ErrorEvent():
             return entry("error", event.message, event.hint, -1 if event.step is None else event.step)
         case WaysEvent():

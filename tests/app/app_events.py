@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from training.records.events import (
+    ElectionEvent,
     ErrorEvent,
     EvaluationEvent,
     MachineEvent,
@@ -64,6 +65,7 @@ MEMBER_EVENTS = st.one_of(
         throttled=st.none() | st.booleans(),
     ),
     st.builds(WarningEvent, time=number, message=text),
+    st.builds(ElectionEvent, time=number, name=text, term=whole, port=st.just(7)),
     st.builds(ErrorEvent, time=number, message=text, hint=text),
 )
 RUN_EVENTS = st.one_of(

@@ -18,7 +18,7 @@ from tests.lab.keeper import MARK
 from tests.lab.light import LightLab
 from tests.lab.terminal import CLI
 from tests.waiting import until
-from training.records.events import StepEvent, WarningEvent
+from training.records.events import ElectionEvent, StepEvent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ def test_the_others_train_to_the_end_and_keep_the_model_for_it(make_light_lab: M
     for member in (1, 2):
         steps = [e.step for e in events if isinstance(e, StepEvent) and e.member == member]
         assert steps == sorted(set(steps)) and steps[0] == 1 and steps[-1] == 12
-    assert any(isinstance(event, WarningEvent) and event.elected for event in events)
+    assert any(isinstance(event, ElectionEvent) for event in events)
     assert muster.metadata(run_id)["metrics"]["lost_members"] == [0]
     assert (muster.folder_of(run_id) / "model" / "model.safetensors").is_file()
     until(lambda: [ours(host) for host in lab] == [[], []])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
 from training.records.events import (
+    ElectionEvent,
     ErrorEvent,
     Event,
     MemberEvent,
@@ -114,7 +115,8 @@ def test_who_joins_again_goes_on_where_the_others_are_and_never_back(stage: Stag
 
 def test_the_coordinator_speaks_of_members_only(stage: Stage) -> None:
     before = len(stage.events)
-    for claim in (step(1), RunEvent(status="failed"), MemberEvent(member=700, status="lost")):
+    election = ElectionEvent(member=1, term=1, port=7)
+    for claim in (step(1), RunEvent(status="failed"), MemberEvent(member=700, status="lost"), election):
         stage.take(intake.COORDINATOR, claim)
     assert all(isinstance(event, WarningEvent) for event in stage.events[before:])
 
@@ -224,6 +226,12 @@ def test_after_the_close_ends_are_still_told() -> None:
 def test_no_line_of_a_member_raises(stage: Stage, line: bytes) -> None:
     for source in (0, intake.COORDINATOR):
         stage.run.take(source, line)
+
+
+def test_an_election_is_of_the_member_that_tells_it(stage: Stage) -> None:
+    stage.take(1, ElectionEvent(member=0, name="another", term=1, port=7))
+    elected = stage.events[-1]
+    assert isinstance(elected, ElectionEvent) and (elected.member, elected.name) == (1, "worker-1")
 
 
 def test_ways_are_the_coordinators_to_tell_and_the_run_knows_the_names(stage: Stage) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.run_view.run_state import reduce_events
 from distributed.planning.documents.document import Figures, Planning
-from training.records.events import UnknownEvent
+from training.records.events import UnknownEvent, from_line
 from training.records.run_folder import RunFolder
 from training.strategies.diloco import DiLoCoOptions
 
@@ -27,6 +27,11 @@ def test_the_events_of_a_run() -> None:
     assert len(events) == 52 and not any(isinstance(event, UnknownEvent) for event in events)
     state = reduce_events(events)
     assert (state.step, sorted(state.members)) == (6, [0, 1])
+
+
+def test_an_election_that_was_recorded_as_a_warning() -> None:
+    recorded = '{"v":1,"time":9.0,"member":1,"seq":4,"kind":"warning","message":"m","elected":true,"term":2,"port":7}'
+    assert [entry.text for entry in reduce_events([from_line(recorded)]).warnings] == ["m"]
 
 
 def test_a_ranking_and_measured_figures() -> None:

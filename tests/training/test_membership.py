@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import Event, MemberEvent, WarningEvent
+from training.records.events import ElectionEvent, Event, MemberEvent
 from training.records.plan import MemberPlan
 from training.records.run_folder import RunFolder
 from training.run.membership import MemberHistory, Membership, WorkerHandle
@@ -92,8 +92,8 @@ def test_a_joining_is_told_once_until_the_member_is_gone() -> None:
     membership.add_worker(1, Silent())
     assert [news(membership, source, 1, "joined") for source in (-1, 1, 1)] == [True, False, False]
     assert 1 in membership.active_ranks
-    assert news(membership, -1, 1, "lost") and news(membership, -1, 1, "joined") and not news(membership, 1, 1, "joined")
-    assert news(membership, -1, 1, "lost")
+    again = ((-1, "lost"), (-1, "joined"), (1, "joined"), (-1, "lost"))
+    assert [news(membership, source, 1, status) for source, status in again] == [True, True, False, True]
     later = of(3)
     later.restore(MemberHistory.of([MemberEvent(member=rank, status="joined") for rank in (0, 1)]))
     assert [news(later, rank, rank, "joined") for rank in range(3)] == [False, False, True]
@@ -131,7 +131,7 @@ def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -
 
 def test_after_an_election_members_can_leave_and_others_are_told_whom_to_follow(tmp_path: Path) -> None:
     plan, orders = toy_plan(3), []
-    events = [WarningEvent(message="", elected=True, member=rank, term=term, port=7) for rank, term in ((2, 2), (1, 1))]
+    events = [ElectionEvent(member=rank, term=term, port=7) for rank, term in ((2, 2), (1, 1))]
     run = RunController(plan, RunFolder.create(tmp_path, plan, []), lambda event: None, lambda rank, log: joins)
     run._has_begun, run.meeting_point.elected = True, MemberHistory.of(events).elected
     leaving = Silent()

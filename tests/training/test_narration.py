@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from profiles.files.resolve import profile_from_options
-from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
+from training.records.events import (
+    ElectionEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    StepEvent,
+    WarningEvent,
+)
 from training.run.narration import INTERVAL, RunNarrator
 
 
@@ -60,6 +68,11 @@ def test_a_warning_of_every_member_is_told_once() -> None:
     ("event", "line"),
     [
         (MemberEvent(status="lost", name="worker-1"), "[0 s] worker-1 is lost; the others go on"),
+        (
+            ElectionEvent(name="b", term=1, port=7),
+            "[0 s] warning: b carries the coordinator from now on: "
+            "that before cannot be reached, and the members go on",
+        ),
         (
             EvaluationEvent(step=3, split="validation", loss=0.5, metrics={"accuracy": 1}, samples=2, seconds=1),
             "[0 s] step 3, validation: accuracy 1, loss 0.5",

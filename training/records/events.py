@@ -242,11 +242,21 @@ class WarningEvent(_Event):
     step: Step | None = None
     unreached: Name = ""
     """Address of the coordinator, if a member cannot reach it."""
-    elected: bool = False
-    """Whether the coordinator is on the machine of this member from now on, as the members have elected."""
-    term: Count = 0
-    port: int = Field(0, ge=0, lt=65536)
-    """Of that coordinator."""
+
+
+class ElectionEvent(_Event):
+    """The coordinator is on the machine of this member from now on, as the members have elected."""
+
+    kind: Literal["election"] = "election"
+    name: Name = ""
+    """Of the member."""
+    term: Count
+    port: int = Field(gt=0, lt=65536)
+    """Of the coordinator, at every address of the machine."""
+
+    @property
+    def message(self) -> str:
+        return f"{self.name} carries the coordinator from now on: that before cannot be reached, and the members go on"
 
 
 class ErrorEvent(_Event):
@@ -341,6 +351,7 @@ KnownEvent = Annotated[
     | MachineEvent
     | TimingEvent
     | WarningEvent
+    | ElectionEvent
     | ErrorEvent
     | RequestEvent
     | AnswerEvent

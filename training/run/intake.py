@@ -15,6 +15,7 @@ from profiles.quantities import bytes_text
 from training.records.bounded_fields import harmless
 from training.records.events import (
     AnswerEvent,
+    ElectionEvent,
     ErrorEvent,
     EvaluationEvent,
     Event,
@@ -51,7 +52,7 @@ _CLOCK = 86_400.0
 """Seconds by which a machine's clock may be wrong; beyond them the time of arrival is used."""
 _MOST_NAMES = 256
 """Splits, metrics and phases of a start that one member may name: every reader of the run keeps each of them."""
-_DECISIVE = (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent)
+_DECISIVE = (RunEvent, MemberEvent, ElectionEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent)
 """Events on which the course of the run depends, not only a curve."""
 _OF_EVERY_DEVICE = (MemberEvent, ErrorEvent, AnswerEvent, RequestEvent)
 """Events that count from each device of a member; all others come once, from the one that speaks for it."""
@@ -239,6 +240,8 @@ class EventIntake:
                 usual = event.status == "running" or (event.status == "paused" and self.may_pause)
                 _check(usual, f"'{event.status}' may not come from a member")
                 changes["time"] = time.time()  # the time of a run is counted by one clock
+            case ElectionEvent():
+                changes["name"] = self._members.name(rank)
             case MemberEvent():
                 _check(event.member in (None, rank), "it names another member")
                 simulated = event.status == "lost" and self._members.plan.engine == "simulated"

@@ -16,7 +16,7 @@ import psutil
 from profiles.errors import BadInput, MusterError, RunFailed
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.torch_backend.store_server import StoreServer
-from training.records.events import Event, WarningEvent
+from training.records.events import ElectionEvent, Event, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_files import write_atomically
 from training.records.run_folder import RunFolder
@@ -80,7 +80,7 @@ class Elected(NamedTuple):
     @staticmethod
     def newest(event: Event, before: Elected | None) -> Elected | None:
         """Return the coordinator that an event tells of, if its term is later than that of the one ``before``."""
-        if not isinstance(event, WarningEvent) or not event.elected or event.member is None:
+        if not isinstance(event, ElectionEvent) or event.member is None:
             return before
         is_later = before is None or event.term > before.term
         return Elected(event.member, event.term, event.port) if is_later else before

@@ -11,7 +11,15 @@ from profiles.errors import counted
 from profiles.quantities import three_digits
 from profiles.schema import Profile
 from training.numerics.schedule import ends_in_warm_up
-from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
+from training.records.events import (
+    ElectionEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    StepEvent,
+    WarningEvent,
+)
 
 INTERVAL = 10.0
 """Seconds between two lines about steps."""
@@ -45,7 +53,7 @@ class RunNarrator:
                 self._warn(ends_in_warm_up(total, self._profile))
             case RunEvent(status="completed"):
                 self._line("completed")
-            case WarningEvent():
+            case WarningEvent() | ElectionEvent():
                 self._warn(event.message)
             case MemberEvent(status="lost"):
                 cause = f" ({event.message})" if event.message else ""

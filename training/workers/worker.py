@@ -25,6 +25,7 @@ from profiles.errors import ExitCode, MusterError, RunFailed
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.loop.train_member import prepared, run_to_exit_code, train
 from training.records.events import (
+    ElectionEvent,
     Emit,
     ErrorEvent,
     Event,
@@ -124,14 +125,13 @@ def connect(
     return ColumnExchange(mesh, columns_of(plan)[process.device_number])
 
 
-def _election(plan: RunPlan, rank: int, successor: Successor) -> WarningEvent:
+def _election(plan: RunPlan, rank: int, successor: Successor) -> ElectionEvent | WarningEvent:
     """Return the event of a member that follows another coordinator."""
     name, names, carrier = plan.process(rank).name, [process.name for process in plan.processes], successor.carrier
+    if rank == carrier:
+        return ElectionEvent(name=name, term=successor.term, port=successor.port)
     there = names[carrier] if carrier < len(names) else f"rank {carrier}"
-    if rank != carrier:
-        return WarningEvent(message=f"{name} follows the coordinator on {there} from now on")
-    message = f"{name} carries the coordinator from now on: that before cannot be reached, and the members go on"
-    return WarningEvent(message=message, elected=True, term=successor.term, port=successor.port)
+    return WarningEvent(message=f"{name} follows the coordinator on {there} from now on")
 
 
 def _allegiance_to(rendezvous: Rendezvous) -> Allegiance:
