@@ -104,7 +104,8 @@ def core(steps: int, blocks: int) -> None:
     from profiles.schema import Profile, StrategySettings
     from training.exchange.base import SoloExchange
     from training.loop.trainer import Trainer
-    from training.records.events import EventSink, RunEvent, StepEvent
+    from training.records.event_log import EventSink
+    from training.records.events import RunEvent, StepEvent
     from training.run.local_plan import plan_local_run
     from training.run.orders import Control
 

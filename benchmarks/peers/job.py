@@ -22,7 +22,8 @@ from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate
 from training.optimization.optimizers import build_optimizer, set_learning_rate
-from training.records.events import EventSink, MemberEvent, StepEvent
+from training.records.event_log import EventSink
+from training.records.events import MemberEvent, StepEvent
 from training.tasks.registry import task_from_profile
 
 

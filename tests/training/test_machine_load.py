@@ -256,7 +256,7 @@ def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(
 REAL = """
 import sys, torch
 from pathlib import Path
-from training.records.events import EventSink
+from training.records.event_log import EventSink
 from training.hardware.machine_load import machine_events
 # A busy machine takes its time, and who does not wait for the thread breaks it off.
 with machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1]), patience=60.0):

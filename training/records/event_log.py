@@ -1,4 +1,4 @@
-"""``events.jsonl``: append-only, every event numbered, readable after any kind of break."""
+"""``events.jsonl``: append-only, every event numbered, readable after any kind of break; and what a process tells."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from profiles.errors import RunFailed
 from training.records.bounded_fields import LONGEST_LINE
@@ -160,3 +161,26 @@ class EventLog:
         if end < size:
             os.ftruncate(self._descriptor, end)
         return end
+
+
+class EventSink:
+    """Writes events as JSON lines to a text stream; safe to call from several threads.
+
+    If the process that reads them was killed, they are dropped: that is no reason to end before everything is saved.
+    """
+
+    def __init__(self, stream: TextIO, member: int | None = None) -> None:
+        self._stream = stream
+        self._member = member
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        if event.member is None and self._member is not None:
+            event = event.model_copy(update={"member": self._member})
+        with self._lock:
+            try:
+                self._stream.write(to_line(event) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
+                with open(os.devnull, "wb") as null:
+                    os.dup2(null.fileno(), self._stream.fileno())

@@ -7,11 +7,9 @@ One JSON object a line. ``v`` is the version of the whole vocabulary; readers ke
 from __future__ import annotations
 
 import math
-import os
-import threading
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
@@ -386,26 +384,3 @@ def from_line(line: str | bytes) -> Event:
         if error.errors()[0]["type"] == "union_tag_invalid":
             return UnknownEvent.model_validate(data)
         raise ValueError(first_problem(error)) from error
-
-
-class EventSink:
-    """Writes events as JSON lines to a text stream; safe to call from several threads.
-
-    If the process that reads them was killed, they are dropped: that is no reason to end before everything is saved.
-    """
-
-    def __init__(self, stream: TextIO, member: int | None = None) -> None:
-        self._stream = stream
-        self._member = member
-        self._lock = threading.Lock()
-
-    def __call__(self, event: _Event) -> None:
-        if event.member is None and self._member is not None:
-            event = event.model_copy(update={"member": self._member})
-        with self._lock:
-            try:
-                self._stream.write(to_line(event) + "\n")
-                self._stream.flush()
-            except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
-                with open(os.devnull, "wb") as null:
-                    os.dup2(null.fileno(), self._stream.fileno())

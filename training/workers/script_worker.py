@@ -25,7 +25,8 @@ from training.exchange.links.dialling import interface_at
 from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
-from training.records.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
+from training.records.event_log import EventSink
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent
 from training.records.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.workers.worker import Rendezvous, leave, listen_address, take_over_stdout, worker_arguments

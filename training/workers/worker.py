@@ -24,12 +24,12 @@ import psutil
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.loop.train_member import prepared, run_to_exit_code, train
+from training.records.event_log import EventSink
 from training.records.events import (
     ElectionEvent,
     Emit,
     ErrorEvent,
     Event,
-    EventSink,
     MemberEvent,
     RequestEvent,
     StepEvent,

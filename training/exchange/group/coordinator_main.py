@@ -28,7 +28,8 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
 from training.records.bounded_fields import first_problem
-from training.records.events import EventSink, MemberEvent, WarningEvent, WaysEvent
+from training.records.event_log import EventSink
+from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 _RETURN, _POLL_SECONDS = 10.0, 0.1
 """Seconds within which members whose connections broke return, and between two checks for members."""
