@@ -10,7 +10,11 @@ import pytest
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
+from training.exchange.group.election import Successor
+from training.exchange.group.quorum import next_term
 from training.records.events import ErrorEvent, MemberEvent, RunEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.workers import worker
 
 
 @pytest.fixture
@@ -107,3 +111,16 @@ def test_a_run_that_is_done_does_not_wait_for_a_machine_that_is_away(stage: Stag
     assert stage.workers[1].signals == [signal.SIGKILL]
     stage.run.note_end(1)
     assert stage.run.outcome().status == "completed"
+
+
+def test_the_end_of_one_that_had_voted_for_another_coordinator_counts_for_none_here(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that carries it may be out of reach, and go on with that vote."""
+    monkeypatch.setattr(RunPlan, "elects", property(lambda plan: True))
+    stage.ends(0, -signal.SIGKILL)
+    assert stage.coordinator.sent == [{"ended": 0}]
+    term = next_term(0, 1)
+    stage.take(2, worker._election(stage.run.plan, 2, Successor(term, 1, 7)))
+    stage.ends(2, -signal.SIGKILL)
+    assert stage.coordinator.sent == [{"ended": 0}] and stage.run.meeting_point.elected == (1, term, 7)

@@ -243,17 +243,22 @@ class WarningEvent(_Event):
 
 
 class ElectionEvent(_Event):
-    """The coordinator is on the machine of this member from now on, as the members have elected."""
+    """This member follows a coordinator from now on that the members have elected."""
 
     kind: Literal["election"] = "election"
     name: Name = ""
     """Of the member."""
+    carrier: Name = ""
+    """Of that on whose machine the coordinator is; empty: it is this one."""
     term: Count
+    """Of the coordinator; see :func:`training.exchange.group.quorum.carrier_of`."""
     port: int = Field(gt=0, lt=65536)
     """Of the coordinator, at every address of the machine."""
 
     @property
     def message(self) -> str:
+        if self.carrier:
+            return f"{self.name} follows the coordinator on {self.carrier} from now on"
         return f"{self.name} carries the coordinator from now on: that before cannot be reached, and the members go on"
 
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from profiles.quantities import bytes_text
+from training.exchange.group.quorum import carrier_of
 from training.records.bounded_fields import harmless
 from training.records.events import (
     AnswerEvent,
@@ -241,7 +242,10 @@ class EventIntake:
                 _check(usual, f"'{event.status}' may not come from a member")
                 changes["time"] = time.time()  # the time of a run is counted by one clock
             case ElectionEvent():
+                carrier = carrier_of(event.term)
+                _check(carrier < len(self._members.plan.processes), "an unknown member")
                 changes["name"] = self._members.name(rank)
+                changes["carrier"] = "" if carrier == rank else self._members.name(carrier)
             case MemberEvent():
                 _check(event.member in (None, rank), "it names another member")
                 simulated = event.status == "lost" and self._members.plan.engine == "simulated"

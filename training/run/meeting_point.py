@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import psutil
 
 from profiles.errors import BadInput, MusterError, RunFailed
+from training.exchange.group.quorum import carrier_of
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.torch_backend.store_server import StoreServer
 from training.records.events import ElectionEvent, Event, WarningEvent
@@ -79,11 +80,12 @@ class Elected(NamedTuple):
 
     @staticmethod
     def newest(event: Event, before: Elected | None) -> Elected | None:
-        """Return the coordinator that an event tells of, if its term is later than that of the one ``before``."""
-        if not isinstance(event, ElectionEvent) or event.member is None:
+        """Return the coordinator that an event tells of, if its term is later than that of the one ``before``: any
+        member that has voted for it tells of it, as the one that carries it may be out of reach."""
+        if not isinstance(event, ElectionEvent):
             return before
         is_later = before is None or event.term > before.term
-        return Elected(event.member, event.term, event.port) if is_later else before
+        return Elected(carrier_of(event.term), event.term, event.port) if is_later else before
 
 
 class MeetingPoint:

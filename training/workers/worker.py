@@ -125,13 +125,12 @@ def connect(
     return ColumnExchange(mesh, columns_of(plan)[process.device_number])
 
 
-def _election(plan: RunPlan, rank: int, successor: Successor) -> ElectionEvent | WarningEvent:
+def _election(plan: RunPlan, rank: int, successor: Successor) -> ElectionEvent:
     """Return the event of a member that follows another coordinator."""
-    name, names, carrier = plan.process(rank).name, [process.name for process in plan.processes], successor.carrier
-    if rank == carrier:
-        return ElectionEvent(name=name, term=successor.term, port=successor.port)
+    names, carrier = [process.name for process in plan.processes], successor.carrier
     there = names[carrier] if carrier < len(names) else f"rank {carrier}"
-    return WarningEvent(message=f"{name} follows the coordinator on {there} from now on")
+    there = "" if rank == carrier else there
+    return ElectionEvent(name=names[rank], carrier=there, term=successor.term, port=successor.port)
 
 
 def _allegiance_to(rendezvous: Rendezvous) -> Allegiance:

@@ -46,6 +46,11 @@ def next_term(term: int, rank: int) -> int:
     return ((term >> RANK_BITS) + 1 << RANK_BITS) + rank
 
 
+def carrier_of(term: int) -> int:
+    """Return the rank on whose machine the elected coordinator of a term is."""
+    return term & (1 << RANK_BITS) - 1
+
+
 def first_epoch(term: int) -> int:
     """Return the number that those of a term's meshes come after."""
     return term << COUNT_BITS
