@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -29,12 +30,14 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import MeanResult
 from training.exchange.codecs import codec_by_name
 from training.layouts.columns import ColumnExchange, check_in_parts
-from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WaysEvent
+from training.layouts.staged import StagedModel
+from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WarningEvent, WaysEvent
 from training.records.plan import DevicePlan, RunPlan
 from training.run.intake import COORDINATOR
 from training.run.meeting_point import columns_of
 from training.run.membership import Membership, WorkerHandle
 from training.run.run_controller import RunController
+from training.strategies.base import Strategy
 from training.strategies.registry import strategy_class
 
 CUSTOM: dict[str, Any] = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job", "codec": "fp32"}
@@ -82,10 +85,21 @@ def test_diloco_between_members_of_two_uneven_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_allreduce_between_members_whose_devices_tie_a_weight(tmp_path: Path) -> None:
+def test_allreduce_between_members_whose_devices_tie_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**tied_llama(tmp_path, blocks=3, lines=40), "codec": "fp32", "strategy": "allreduce"}
+    options |= {"verify_interval": 2}
     whole = trained(tmp_path / "whole", plan_of(2, **options, layout="replicate"), in_threads=True)
-    assert_same_run(trained(tmp_path, plan_of(4, **options, stages=2), in_threads=True), whole)
+    align_ties, compared = StagedModel.align_ties, list[int]()
+
+    def note_comparison(layout: StagedModel, strategy: Strategy) -> None:
+        compared.append(layout.part[0])
+        align_ties(layout, strategy)
+
+    monkeypatch.setattr(StagedModel, "align_ties", note_comparison)
+    run = trained(tmp_path, plan_of(4, **options, stages=2), in_threads=True)
+    assert_same_run(run, whole)
+    assert not run.of(WarningEvent)
+    assert Counter(compared) == {0: 8, 1: 8}  # by two members: after the first step, two and four, and at the end
 
 
 @pytest.mark.slow
@@ -139,19 +153,21 @@ def test_what_does_not_go_with_several_members_is_refused(options: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("strategy", "codec", "works"),
+    ("options", "refusal"),
     [
-        ("diloco", "bf16", True),
-        ("allreduce", "fp32", True),
-        ("diloco", "int8", False),
-        ("streaming_diloco", "fp32", False),
+        ({"strategy": "diloco", "codec": "bf16"}, ""),
+        ({"strategy": "allreduce", "codec": "fp32"}, ""),
+        ({"strategy": "diloco", "codec": "int8"}, "diloco with codec = int8 would not keep"),
+        ({"strategy": "streaming_diloco", "codec": "fp32"}, "streaming_diloco with codec = fp32 would not keep"),
+        ({"strategy": "allreduce", "codec": "fp32", "allreduce.compressor": "powersgd"}, "allreduce with codec = fp32"),
+        ({"strategy": "diloco", "codec": "bf16", "error_feedback": True}, "set error_feedback = false"),
     ],
 )
-def test_a_weight_of_two_columns_must_stay_alike(strategy: str, codec: str, works: bool) -> None:
-    settings = staged(strategy=strategy, codec=codec).profile.strategy
-    check_in_parts(strategy_class(strategy), settings, ties=False)
-    with nullcontext() if works else pytest.raises(BadInput, match=f"{strategy} with codec = {codec} would not keep"):
-        check_in_parts(strategy_class(strategy), settings, ties=True)
+def test_a_weight_of_two_columns_must_stay_alike(options: dict[str, Any], refusal: str) -> None:
+    settings = staged(**options).profile.strategy
+    check_in_parts(strategy_class(settings.strategy), settings, ties=False)
+    with pytest.raises(BadInput, match=refusal) if refusal else nullcontext():
+        check_in_parts(strategy_class(settings.strategy), settings, ties=True)
 
 
 def test_a_column_is_an_exchange_of_members() -> None:

@@ -174,12 +174,19 @@ class Layout(ABC):
         views = (set(json.loads(payload)) for payload in self.gather(json.dumps([*members]).encode()))
         return tuple(sorted(set.intersection(*views)))
 
-    def members(self, strategy: Strategy, exchange: Exchange) -> tuple[int, ...]:
+    def members(self, strategy: Strategy, exchange: Exchange, step: int | None = None) -> tuple[int, ...]:
         """Return the members of the last synchronisation as all devices of this one see them; these are the members of
-        the exchange from here on."""
+        the exchange from here on.
+
+        Copies of a trained weight are compared where the members have changed, and every ``verify_interval`` steps or
+        at every rarer synchronisation: a contribution may have been late for one of them.
+
+        Args:
+            step: after which the members have met; ``None``: they were asked for since.
+        """
         members = self.agreed(strategy.members)
         exchange.note_agreed(members)
-        if members != self._agreed_members:
+        if members != self._agreed_members or (step is not None and _compares_ties(strategy, step)):
             self._agreed_members = members
             self.align_ties(strategy)
         return members
@@ -204,3 +211,11 @@ class Layout(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the other devices, at the end of a training that did not fail."""
+
+
+def _compares_ties(strategy: Strategy, step: int) -> bool:
+    """Whether copies of a weight are compared at the synchronisation after a step: by the step alone, so that all
+    members do so together, newcomers too."""
+    settings = strategy.context.settings
+    interval, before = settings.verify_interval, step - strategy.sync_schedule(settings).interval
+    return interval > 0 and step // interval > before // interval

@@ -4,13 +4,15 @@ A strategy is given the part as if it were the model, and a column as if it were
 coordinator of its own, so parts may differ in size, and in the operations that they need.
 
 A trained weight that several devices of a member hold, as a tied embedding, is in several columns. Where a member is
-lost in the middle of an exchange, one column may have its contribution and another not: :func:`align_ties` keeps the
-copies from being different from then on.
+lost in the middle of an exchange, or late, one column may have its contribution and another not: :func:`align_ties`
+gives all holders the first one's copy then, with the contribution that it still owes. So copies are those of the first
+holder's column, which all members see alike.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +35,7 @@ from training.exchange.base import (
 from training.exchange.codecs import CastCodec, codec_by_name
 from training.exchange.residuals import Residual
 from training.layouts.base import Layout
-from training.layouts.carrier import Carrier, gather_among
+from training.layouts.carrier import Carrier, gather_among, receive_payload, send_payload
 from training.layouts.messages import as_bytes
 from training.records.plan import RunPlan
 from training.strategies.base import Strategy
@@ -152,12 +154,15 @@ def check_in_parts(kind: type[Strategy], settings: StrategySettings, ties: bool)
     """
     if reason := kind.why_not_in_parts(settings):
         raise BadInput(f"members of several devices do not work with {kind.name}, which {reason}", _INSTEAD)
-    codec = kind.codec(settings)
-    if ties and not (kind.is_elementwise and isinstance(codec_by_name(codec), CastCodec)):
-        message = (
-            f"two devices of a member hold one weight, which {kind.name} with codec = {codec} would not keep alike"
-        )
-        raise BadInput(message, f"{_INSTEAD}, with codec = fp32 or bf16")
+    if not ties:
+        return
+    codec, tie = kind.codec(settings), "two devices of a member hold one weight"
+    if not (kind.acts_elementwise(settings) and isinstance(codec_by_name(codec), CastCodec)):
+        message = f"{tie}, which {kind.name} with codec = {codec} would not keep alike"
+        raise BadInput(message, f"{_INSTEAD}, with codec = fp32 or bf16 and no compressor")
+    if settings.error_feedback and codec != "fp32":  # members keep errors of means, each of another range of a column
+        message = f"{tie}, whose copies error_feedback would not keep alike after a late contribution"
+        raise BadInput(message, "set error_feedback = false")
 
 
 _INSTEAD = "set strategy = allreduce or diloco"
@@ -166,14 +171,47 @@ _INSTEAD = "set strategy = allreduce or diloco"
 # -------------------------------------------------------------------------------------------------- tied weights
 
 
-def align_ties(
-    carrier: Carrier, tied: Mapping[str, nn.Parameter], states: Callable[[nn.Parameter], Sequence[torch.Tensor]]
-) -> list[str]:
+class WeightStates:
+    """All that a training keeps of a weight: itself, the optimizer's state, and its range of what a strategy keeps as
+    flat vectors of all weights (an anchor, an outer momentum, a contribution that was late)."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy) -> None:
+        self._weights, self._optimizer, self._strategy = trainable(model), optimizer, strategy
+        self._elements = sum(weight.numel() for weight in self._weights)
+
+    def of(self, weight: nn.Parameter) -> dict[str, torch.Tensor]:
+        """Return the tensors that belong to a weight, by name, in the memory of their owners."""
+        moments, vectors = self._optimizer.state[weight].items(), self._strategy.tensors().items()
+        return {
+            "weight": weight.detach(),
+            **{f"optimizer/{name}": moment for name, moment in moments if isinstance(moment, torch.Tensor)},
+            **{_KEPT + name: v[self._range(weight)] for name, v in vectors if v.shape == (self._elements,)},
+        }
+
+    def settle(self, weight: nn.Parameter, missing: Mapping[str, torch.Tensor]) -> None:
+        """Let the strategy take over what was written into the tensors of :meth:`of`, and flat tensors of the weight
+        that it did not have."""
+        tensors = self._strategy.tensors()
+        for name, values in missing.items():
+            vector = tensors[name.removeprefix(_KEPT)] = torch.zeros(self._elements)
+            vector[self._range(weight)] = values
+        self._strategy.load(tensors, self._strategy.state())
+
+    def _range(self, weight: nn.Parameter) -> slice:
+        """Return where a weight lies in the vectors."""
+        before = itertools.takewhile(lambda each: each is not weight, self._weights)
+        start = sum(each.numel() for each in before)
+        return slice(start, start + weight.numel())
+
+
+_KEPT = "strategy/"
+
+
+def align_ties(carrier: Carrier, tied: Mapping[str, nn.Parameter], states: WeightStates) -> list[str]:
     """Give all devices of a member the first one's state of each weight whose copies differ; all devices call it.
 
     Args:
         tied: weights of this device that others hold too, by their names in the model.
-        states: returns all tensors that belong to a weight, itself first.
 
     Returns:
         The names of the weights whose copies differed.
@@ -189,25 +227,8 @@ def align_ties(
         if len({*holders.values()}) > 1:
             different.append(name)
             if carrier.stage in holders:
-                _spread(carrier, [*holders], states(tied[name]))
+                _spread(carrier, [*holders], tied[name], states)
     return different
-
-
-def states_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy
-) -> Callable[[nn.Parameter], list[torch.Tensor]]:
-    """Return what returns all that a training keeps of a weight: itself, the optimizer's state, and its place in what
-    a strategy keeps as flat vectors of all weights (an anchor, an outer momentum)."""
-
-    def states(weight: nn.Parameter) -> list[torch.Tensor]:
-        weights = trainable(model)
-        sizes = [each.numel() for each in weights]
-        start = sum(sizes[: next(number for number, each in enumerate(weights) if each is weight)])
-        moments = [value for _, value in sorted(optimizer.state[weight].items()) if isinstance(value, torch.Tensor)]
-        vectors = [vector for _, vector in sorted(strategy.tensors().items()) if vector.shape == (sum(sizes),)]
-        return [weight.detach(), *moments, *(vector[start : start + weight.numel()] for vector in vectors)]
-
-    return states
 
 
 def _digest(weight: torch.Tensor) -> str:
@@ -216,14 +237,25 @@ def _digest(weight: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def _spread(carrier: Carrier, holders: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
-    """Send tensors from the first of the holders to the others."""
+def _spread(carrier: Carrier, holders: Sequence[int], weight: nn.Parameter, states: WeightStates) -> None:
+    """Send all that the first of a weight's holders keeps of it to the others, tensor by tensor."""
     source, *others = holders
-    for tensor in tensors:
-        if carrier.stage == source:
+    tensors = states.of(weight)
+    if carrier.stage == source:
+        names = json.dumps([*tensors]).encode()
+        sends = [send for stage in others for send in send_payload(carrier, stage, names)]
+        for tensor in tensors.values():
             data = as_bytes(tensor.cpu())
-            for send in [carrier.send(stage, data) for stage in others]:
+            for send in [*sends, *(carrier.send(stage, data) for stage in others)]:
                 send.wait()
-        else:
-            data = carrier.receive(source, tensor.numel() * tensor.element_size())
-            tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
+            sends = []
+        return
+    names_sent = json.loads(receive_payload(carrier, source))
+    missing = {name: torch.empty(weight.numel()) for name in names_sent if name not in tensors}
+    for name in names_sent:
+        tensor = missing[name] if name in missing else tensors[name]
+        data = carrier.receive(source, tensor.numel() * tensor.element_size())
+        tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
+    for name in tensors.keys() - {*names_sent}:
+        tensors[name].zero_()
+    states.settle(weight, missing)

@@ -20,7 +20,7 @@ from training.exchange.base import Traffic
 from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
 from training.layouts.carrier import Carrier, gather_among
-from training.layouts.columns import align_ties, states_of
+from training.layouts.columns import WeightStates, align_ties
 from training.layouts.decode import follow, leading
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
@@ -149,10 +149,10 @@ class StagedModel(Layout):
     def align_ties(self, strategy: Strategy) -> None:
         if strategy.is_alone or not self.ties_trained_weights():
             return
-        states = states_of(self.model, self.optimizer, strategy)
+        states = WeightStates(self.model, self.optimizer, strategy)
         if names := align_ties(self._carrier, self._pipeline.tied_weights, states):
             text = f"{self.names[0]} and other devices of its member had different copies of {', '.join(names)}"
-            strategy.context.warn(f"{text}, as a member was lost meanwhile: all have its copy from here on")
+            strategy.context.warn(f"{text}, as a member was lost or late meanwhile: all have its copy from here on")
 
     def norm(self) -> float | None:
         return self._pipeline.norm()

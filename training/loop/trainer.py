@@ -201,6 +201,7 @@ class Trainer:
             synchronise_buffers(self.model, self.exchange, "finish")
             if self.stopping.should_stop:
                 self.stopping.restore(self.model)
+            self.layout.align_ties(self.strategy)
             attempt = 0
             while not self._evaluate(self.evaluator.splits, attempt):
                 if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
@@ -219,8 +220,7 @@ class Trainer:
         sent = self.exchange.traffic.bytes_sent
         batches = self._batches(self.backward.max_micro_batch)
         shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
-        factor = learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
-        rate = self.peak_rate * factor
+        rate = self.peak_rate * learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
         set_learning_rate(self.optimizer, rate)
         self.last_step.begin()
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
@@ -288,7 +288,7 @@ class Trainer:
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.with_announced(self.plan)
-        members = self.layout.members(self.strategy, self.exchange)
+        members = self.layout.members(self.strategy, self.exchange, self.position.step)
         live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
         if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live

@@ -175,6 +175,10 @@ class AllReduce(GradientStrategy):
         return settings.of(AllReduceOptions).compressor == "none" and not settings.error_feedback
 
     @classmethod
+    def acts_elementwise(cls, settings: StrategySettings) -> bool:
+        return super().acts_elementwise(settings) and settings.of(AllReduceOptions).compressor == "none"
+
+    @classmethod
     def why_not_in_parts(cls, settings: StrategySettings) -> str:
         compressor = compressors()[settings.of(AllReduceOptions).compressor]
         norm = "limits gradients by their norm, of which each device has a part"

@@ -120,6 +120,11 @@ class Strategy(ABC):
     devices of a member that hold the same tensor among different others then keep it alike."""
 
     @classmethod
+    def acts_elementwise(cls, settings: StrategySettings) -> bool:
+        """Return whether it :attr:`is_elementwise` with these settings."""
+        return cls.is_elementwise
+
+    @classmethod
     def why_not_in_parts(cls, settings: StrategySettings) -> str:
         """Return why it does not work on parts of a model, each given to a process as if it were the whole, as words
         after its name; empty: it does."""

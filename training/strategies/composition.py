@@ -93,6 +93,10 @@ class Composition(Strategy):
         return next(filter(None, (component.why_not_in_parts(settings) for component in cls.components)), "")
 
     @classmethod
+    def acts_elementwise(cls, settings: StrategySettings) -> bool:
+        return all(component.acts_elementwise(settings) for component in cls.components)
+
+    @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:
         reasons = [component.why_no_feedback(settings) for component in cls.components]
         return reasons[0] if all(reasons) else ""
@@ -356,7 +360,6 @@ def _composed(text: str) -> type[Composition]:
             set.intersection(*(set(component.scales_learning_rate) for component in components))
         ),
         "replaces_optimizer": any(component.replaces_optimizer for component in components),
-        "is_elementwise": all(component.is_elementwise for component in components),
         "equal": "never" if any(component.equal == "never" for component in components) else "synchronised",
         "costs": ComposedCosts(components) if costs_known else None,
         "__doc__": f"{' and '.join(component.name for component in components)}, each as if it were alone.",
