@@ -110,8 +110,12 @@ while IFS= read -r line; do
     "empty "/*) rmdir -- "$path" 2>/dev/null;;
   esac
 done
+rmdir -- "${TMPDIR:-/tmp}/torchinductor_$(id -un)" 2>/dev/null
 exit 0"""
-"""``tree PATH`` removes a folder with everything in it, ``empty PATH`` one that is empty; on stdin."""
+"""``tree PATH`` removes a folder with everything in it, ``empty PATH`` one that is empty; on stdin.
+
+PyTorch makes a folder for compiled code whenever it trains; it goes as well if it is empty.
+"""
 
 FORGET = r"""umask 077
 blob=$1 file=$HOME/.ssh/authorized_keys hops=0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,20 @@ def test_all_of_it_goes_and_the_rest_stays(machine: HereConnection, home: Path) 
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in file.parent.iterdir()] == ["authorized_keys"]
     assert list((home / ".cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("files", [(), ("compiled.py",)])
+def test_the_folder_that_pytorch_makes_goes_if_it_is_empty(
+    machine: HereConnection, home: Path, monkeypatch: pytest.MonkeyPatch, files: Sequence[str]
+) -> None:
+    cache(home)
+    monkeypatch.setenv("TMPDIR", str(home))
+    folder = home / f"torchinductor_{getpass.getuser()}"
+    folder.mkdir()
+    for name in files:
+        (folder / name).touch()
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+    assert folder.exists() == bool(files)
 
 
 def test_a_last_line_without_newline_and_a_linked_file_survive(machine: HereConnection, home: Path) -> None:
