@@ -206,15 +206,15 @@ def _guess_column(table: Table, option: str, audio: str) -> str:
     column = usual[0] if usual else likely_text_column(table, audio)
     variants = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
     others = [
-        name
+        repr(table.spelling_of(name))
         for name in (*usual[1:], *variants)
         if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)
     ]
     if others or (column and not usual):
-        alternatives = (
-            f"; {' and '.join(map(repr, others))} {'is' if len(others) == 1 else 'are'} there too" if others else ""
-        )
-        warn_once(f"{table.path}: column {column!r} is taken for the transcripts{alternatives}; {option} names another")
+        verb = "is" if len(others) == 1 else "are"
+        alternatives = f"; {' and '.join(others)} {verb} there too" if others else ""
+        taken = f"column {table.spelling_of(column)!r} is taken for the transcripts"
+        warn_once(f"{table.path}: {taken}{alternatives}; {option} names another")
     return column or table.column(TEXT_COLUMNS, "transcripts", option)
 
 

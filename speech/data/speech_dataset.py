@@ -204,7 +204,7 @@ def _sendable_path(clip: Clip, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _TableClips:
-    """Clips of one table, and the names of its columns."""
+    """Clips of one table, and its columns as the file spells them."""
 
     clips: list[Clip]
     audio: str
@@ -325,7 +325,7 @@ def _table(path: Path, text_column: str) -> _TableClips:
                 clips.append(_clip(row, audio, text))
     _check_excerpts(clips, path, faults)
     _check_duplicates(clips, "id" if "id" in table.columns else audio, faults)
-    return _TableClips(_in_seconds(path, clips), audio, text, faults)
+    return _TableClips(_in_seconds(path, clips), table.spelling_of(audio), table.spelling_of(text), faults)
 
 
 def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:

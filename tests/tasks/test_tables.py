@@ -115,6 +115,13 @@ def test_missing_column_lists_what_is_there(tmp_path: Path) -> None:
         table.column(["txt"], "transcripts", "text_column")
 
 
+def test_a_renamed_column_is_known_and_shown_as_the_file_spells_it(tmp_path: Path) -> None:
+    table = read_table(table_of(tmp_path, "Id,Sentence\n1,2\n")).with_spelling(["id", "sentence"])
+    assert table.columns == ("id", "sentence") and table.column(["Sentence"], "transcripts") == "sentence"
+    with pytest.raises(BadInput, match="it has: Id, Sentence .did you mean 'Sentence'. Set text_column = Sentence"):
+        table.column(["Sentences"], "transcripts", "text_column")
+
+
 @pytest.mark.parametrize("value", ["three", "-1", "1:2:3:4", "inf", "1,5,5", "-1:30", "1:-2"])
 def test_text_in_a_number_field(tmp_path: Path, value: str) -> None:
     row = read_table(table_of(tmp_path, f'id,duration\na,"{value}"\n')).rows[0]

@@ -80,9 +80,8 @@ class Row:
             return None
         value = _seconds(text)
         if not 0 <= value < float("inf"):
-            raise BadInput(
-                f"{self.location}, column {column}: {text!r} is not a number of seconds", "write it like 3.25"
-            )
+            message = f"{self.location}, column {column}: {text!r} is not a number of seconds"
+            raise BadInput(message, "write it like 3.25")
         return value
 
 
@@ -93,9 +92,14 @@ class Table:
     path: Path
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """The file's own names of columns that :meth:`with_spelling` has renamed."""
+
+    def spelling_of(self, column: str) -> str:
+        return self.spellings.get(column, column)
 
     def column(self, names: Sequence[str], purpose: str, option: str = "") -> str:
-        """Return the first of ``names`` that the table has.
+        """Return the first of ``names`` that the table has, also by its spelling in the file.
 
         Args:
             option: the option that names the column, if there is one.
@@ -103,19 +107,19 @@ class Table:
         Raises:
             BadInput: it has none; the message lists the columns, and the closest match.
         """
+        by_spelling = {self.spelling_of(column): column for column in self.columns}
         for name in names:
-            if name in self.columns:
-                return name
+            if name in self.columns or name in by_spelling:
+                return name if name in self.columns else by_spelling[name]
         expected = " or ".join(repr(name) for name in names[:3])
-        pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
+        pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, by_spelling, 1, 0.6)]
         hint = f"{f'name it with {option}, or ' if option else ''}call it {names[0]!r} in its first line{_NO_NAMES}"
         if purpose == "recordings" and not option:  # "prepare" reads more kinds of tables, and has an option
             hint += f", or type: {program('prepare', shlex.quote(str(self.path)), '--out NEW')}"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
-        present = ", ".join(self.columns)
-        raise BadInput(f"{self.path}: no column {expected} for the {purpose}; it has: {present}", hint)
+        raise BadInput(f"{self.path}: no column {expected} for the {purpose}; it has: {', '.join(by_spelling)}", hint)
 
     def with_spelling(self, names: Sequence[str]) -> Table:
         """Return the table with columns renamed to ``names`` where only the spelling differs.
@@ -131,7 +135,7 @@ class Table:
         rows = (replace(row, cells={renamed.get(name, name): cell for name, cell in row.cells.items()},
                         not_text={renamed.get(name, name): kind for name, kind in row.not_text.items()})
                 for row in self.rows)  # fmt: skip
-        return Table(self.path, columns, tuple(rows))
+        return Table(self.path, columns, tuple(rows), {name: column for column, name in renamed.items()})
 
 
 def _seconds(text: str) -> float:
@@ -374,9 +378,8 @@ def row_of(record: Mapping[str, object], table: Path, line: int, unit: str = "ro
     cells = {_clean(str(name)): _path_in(value) for name, value in record.items() if str(name).strip()}
     kinds = {name: _kind(value) for name, value in cells.items()}
     texts = {name: _clean(str(value)) if kinds[name] != "missing" else "" for name, value in cells.items()}
-    return Row(
-        texts, table, line, {name: kind for name, kind in kinds.items() if kind not in ("text", "missing")}, unit
-    )
+    not_text = {name: kind for name, kind in kinds.items() if kind not in ("text", "missing")}
+    return Row(texts, table, line, not_text, unit)
 
 
 def _path_in(value: object) -> object:
@@ -393,7 +396,5 @@ def _kind(value: object) -> str:
 
 def _clean(text: str) -> str:
     if not text.isascii():
-        text = text.encode("utf-8", "replace").decode(
-            "utf-8"
-        )  # JSON can contain lone surrogates, which cannot be encoded
+        text = text.encode("utf-8", "replace").decode()  # JSON can contain lone surrogates, which cannot be encoded
     return unicodedata.normalize("NFC", text).strip().strip("\ufeff")  # BOM in the middle of concatenated files
