@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.records.events import EvaluationEvent
@@ -48,9 +49,10 @@ def metric_label(name: str) -> str:
     return {"wer": "WER", "cer": "CER", "cut": "unfinished texts"}.get(name, name)
 
 
-def unfinished_text(share: float) -> str:
-    """Return what it means that a model was stopped in a share of its texts."""
-    return f"{metric_text('cut', share)} of the texts are unfinished: the model went on and on, and was stopped"
+def unfinished_text(shares: Mapping[str, float]) -> str:
+    """Return what it means that a model was stopped in a share of its texts, by split; its name may be empty."""
+    of_splits = ", ".join(f"{split}: {metric_text('cut', share)}".removeprefix(": ") for split, share in shares.items())
+    return f"{of_splits} of the texts are unfinished: the model went on and on, and was stopped"
 
 
 def metrics_of(result: EvaluationEvent) -> dict[str, float]:

@@ -78,7 +78,7 @@ def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
     metrics = measured.metrics
     for name, value in metrics.items():
         if name == "cut":
-            yield unfinished_text(value)
+            yield unfinished_text({"": value})
         elif name not in ("samples", "hours"):
             yield f"{metric_label(name):5} {metric_text(name, value, exact=True)}"
     length = duration_text(metrics["hours"] * 3600)

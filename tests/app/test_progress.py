@@ -238,5 +238,10 @@ def test_unfinished_texts_are_named_in_a_sentence_if_there_are_any() -> None:
     before = evaluation(0, 0.5).model_copy(update={"metrics": {"wer": 0.5, "cut": 0.25}})
     after = before.model_copy(update={"step": 6})
     assert not any("unfinished" in line for line in evaluation_lines(reduce_events([before, evaluation(6, 0.5)])))
-    *_, sentence = evaluation_lines(reduce_events([before, after]))
-    assert sentence == "validation: 25.0 % of the texts are unfinished: the model went on and on, and was stopped"
+    test = after.model_copy(update={"split": "test", "metrics": {"wer": 0.5, "cut": 1.0}})
+    for events, shares in (
+        ([before, after], "validation: 25.0 %"),
+        ([after, test], "test: 100.0 %, validation: 25.0 %"),
+    ):
+        *_, unfinished = evaluation_lines(reduce_events(events))
+        assert unfinished == f"{shares} of the texts are unfinished: the model went on and on, and was stopped"

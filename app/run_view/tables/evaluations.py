@@ -53,15 +53,15 @@ def metric_rows(state: RunState) -> list[MetricRow]:
 def evaluation_lines(state: RunState) -> list[str]:
     """Return one line a metric and split in columns: ``WER test 97.9 % -> 3.1 %``; with the step where another split
     was evaluated later. Texts that the trained model did not end, and a model that got worse, are sentences."""
-    rows, cut = [], []
+    rows, cut = [], dict[str, float]()
     for row in metric_rows(state):
         if row.metric != "cut":
             rows.append((row.label, visible(row.split), row.change + (f" (step {row.results.last.step})" * row.later)))
         elif row.results.last.step:
-            cut.append(f"{visible(row.split)}: {unfinished_text(row.results.last.figures[row.metric])}")
+            cut[visible(row.split)] = row.results.last.figures[row.metric]
     widths = [max((len(cells[column]) for cells in rows), default=0) for column in (0, 1)]
     lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {change}" for label, split, change in rows]
-    return [*lines, *cut, *_worsened(state)]
+    return [*lines, *([unfinished_text(cut)] if cut else ()), *_worsened(state)]
 
 
 def _worsened(state: RunState) -> Iterator[str]:
