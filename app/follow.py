@@ -77,7 +77,7 @@ class Replay(Follower):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if is_live(path):
-            raise BadInput(f"{path.name} is still going on", f"watch it with: {command_about(path, 'attach')}")
+            raise BadInput(f"{path.name} is still going on", f"watch it with: {command_about(path, 'runs', 'attach')}")
         super().__init__(path)
         self._speed = speed
         self._clock = clock

@@ -44,7 +44,7 @@ def choice_text(choice: Choice) -> str:
 def doubt_lines(planning: Planning | None) -> Iterator[str]:
     """Yield why the predicted times may be wrong."""
     for text in in_use(planning):
-        yield f"{text}: measure again when it is idle, with: {program('measure', 'PROFILE --max-age 0')}"
+        yield f"{text}: measure again when it is idle, with: {program('machines', 'measure', 'PROFILE --max-age 0')}"
 
 
 def way_text(plan: RunPlan) -> str:

@@ -120,9 +120,9 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
     if model is None or not (is_language_model(model) and holds_tokenizer(model)):
         return []
     compare = ["--compare"] if has_base else []
-    chat = [command_about(run_dir, "chat")] if has_chat_template(model) else []
-    measure = [f"{command_about(run_dir, 'evaluate')} DATASET"] if measurable else []
-    return [command_about(run_dir, "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
+    chat = [command_about(run_dir, "model", "chat")] if has_chat_template(model) else []
+    measure = [f"{command_about(run_dir, 'model', 'evaluate')} DATASET"] if measurable else []
+    return [command_about(run_dir, "model", "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
 
 
 _NOTICEABLE = 1.0

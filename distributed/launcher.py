@@ -231,7 +231,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     chosen = {member.name: member for member in planning.settings.members}
     names = planning.best.choice.members if planning.best is not None else tuple(chosen)
     if unknown := sorted(set(names) - {*member_names(machines)}):
-        hint = f"make it again with: {program('plan', 'PROFILE --out FILE')}"
+        hint = f"make it again with: {program('machines', 'plan', 'PROFILE --out FILE')}"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
     plan = plan_run(planning.overlay(profile), machines, names)
     engine = planning.settings.engine if plan.world_size > 1 else plan.engine

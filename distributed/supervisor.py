@@ -84,7 +84,7 @@ def _supervise(folder: RunFolder, takes_over: bool = False) -> ExitCode:
 
 def _leave_to_members(folder: RunFolder) -> NoReturn:
     """End this process without ending the run, whose folder stays as it is."""
-    attach = " ".join(command_words("attach", folder.metadata.run_id))
+    attach = " ".join(command_words("runs", "attach", folder.metadata.run_id))
     message = f"its machines may train on by themselves: take the run up when one can be reached again, with {attach}"
     folder.append(WarningEvent(message=f"this computer has stopped looking for most members of the run; {message}"))
     folder.close(keys_stay=True)

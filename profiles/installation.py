@@ -90,7 +90,7 @@ def make_line(target: str, installed: str) -> str:
 
 def setup_line() -> str:
     """Return the command that installs the packages needed to train on this computer."""
-    return make_line("setup", "setup")
+    return make_line("setup", "machines setup")
 
 
 def _has_pip() -> bool:

@@ -41,7 +41,7 @@ class TrainingSettings(Section):
         "weights are merged and the model is new (sparta: always), as each machine steps on its own part",
     )
     epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
-    max_steps: int = option(0, "optimizer steps, instead of 'epochs'; 0: follow 'epochs'", unit="steps", ge=0)
+    max_steps: int = option(0, "how many steps to train; 0: use 'epochs'", unit="steps", ge=0)
     batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536)
     gradient_accumulation: int = option(1, "forward and backward passes for one optimizer step", ge=1, le=65536)
     drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")

@@ -31,15 +31,15 @@ class SpeechResults(TaskResults):
         """Return how to transcribe, compare and export; with a plan, how to evaluate on its data and, after a starter
         profile's data set, how to train on recordings of one's own."""
         transcribe, *others = [
-            f"{command_about(run_dir, 'transcribe')} FILE.wav",
-            command_about(run_dir, "compare"),
-            f"{command_about(run_dir, 'export')} --to ctranslate2",
+            f"{command_about(run_dir, 'model', 'transcribe')} FILE.wav",
+            command_about(run_dir, "model", "compare"),
+            f"{command_about(run_dir, 'model', 'export')} --to ctranslate2",
         ]
         if plan is None:
             return [transcribe, *others]
         profile, data = plan.profile, plan.profile.data.dataset_path
         dataset = relative_path(data) if os.path.isabs(data) else data
-        commands = [transcribe, f"{command_about(run_dir, 'evaluate')} {shlex.quote(dataset)}", *others]
+        commands = [transcribe, f"{command_about(run_dir, 'model', 'evaluate')} {shlex.quote(dataset)}", *others]
         is_starter = profile.dataset_name and not is_location(profile.dataset_name, Path.cwd())
         if is_starter and not profile.model.from_scratch:
             local_option = ["--local", str(len(plan.processes))] if all(map(plan.is_local, plan.processes)) else []

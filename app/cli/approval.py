@@ -56,7 +56,7 @@ def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> Non
             accept_pythons(hosts)
             return
     message = f"{file} can run commands on this computer and is not approved: {demands[0]}"
-    raise BadInput(message, f"read it, then approve it: {command_line('access', '--hosts', str(file))}")
+    raise BadInput(message, f"read it, then approve it: {command_line('machines', 'access', '--hosts', str(file))}")
 
 
 def approve_profile(resolved: Resolved, *, trusted: bool, person: bool) -> None:

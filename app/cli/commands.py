@@ -37,13 +37,18 @@ def plugin_commands() -> dict[str, CommandEntry]:
     return commands
 
 
+def _also(name: str) -> str:
+    """Return a sentence with the name of a command that the script of a checkout has besides the listed one."""
+    return f" Also: {name}." if IS_CHECKOUT else ""
+
+
 _FIRST = ("train", "launch", *GROUPS)
 """Entries of the top-level help."""
 COMMANDS: dict[str, CommandEntry] = {
     **plugin_commands(),
     "distributed-train": CommandEntry(
         ".train.command",
-        "Train a model on this machine or on several, with live progress.",
+        f"Train a model on this machine or on several, with live progress.{_also('distributed-train')}",
         name="train",
         trains=True,
     ),
@@ -120,7 +125,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "distributed-check": CommandEntry(
         ".machines.check",
-        "Check whether all machines are ready to train, and fix what is safe to fix.",
+        f"Check whether all machines are ready to train, and fix what is safe to fix.{_also('distributed-check')}",
         "machines",
         "check",
     ),

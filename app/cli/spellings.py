@@ -14,9 +14,9 @@ WIZARD_OPTIONS = ("--hosts", "--profile", "--plain", "--demo", "--ascii")
 _SYNONYMS = {
     **dict.fromkeys(("run", "start", "fit", "finetune", "fine-tune", "resume"), ("distributed-train",)),
     **dict.fromkeys(("ls", "ps", "status"), ("runs", "list")),
-    **dict.fromkeys(("watch", "dashboard", "monitor"), ("attach",)),
-    **dict.fromkeys(("kill", "cancel", "end"), ("stop",)),
-    **dict.fromkeys(("scan", "find", "hosts"), ("discover",)),
+    **dict.fromkeys(("watch", "dashboard", "monitor"), ("runs", "attach")),
+    **dict.fromkeys(("kill", "cancel", "end"), ("runs", "stop")),
+    **dict.fromkeys(("scan", "find", "hosts"), ("machines", "discover")),
     "help": ("--help",),
     "version": ("--version",),
 }

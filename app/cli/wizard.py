@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _INSTEAD = {
     "profiles list": "list what can be trained",
-    "discover": "find machines",
-    "access USER@HOST": "set up the login there",
+    "machines discover": "find machines",
+    "machines access USER@HOST": "set up the login there",
     "distributed-check --hosts FILE": "check whether they can train",
-    "plan PROFILE --hosts FILE": "find the fastest way",
+    "machines plan PROFILE --hosts FILE": "find the fastest way",
     "distributed-train PROFILE": "train",
 }
 """Commands that replace the steps of the set-up, with their purpose."""

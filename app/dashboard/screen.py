@@ -179,7 +179,7 @@ class DashboardScreen(BaseScreen):
 
     def headless(self) -> str:
         words = ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")
-        return command_about(self.picture.path, *words)
+        return command_about(self.picture.path, "runs", *words)
 
     def copied(self) -> str:
         return self._pane.copied() or (self.picture.plan.run_id if self.picture.plan else str(self.picture.path))

@@ -58,8 +58,8 @@ class ChecksScreen(StepScreen):
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
         "memory, system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a "
         "problem keeps a machine from training. 'f' installs what is missing on the selected machine, 'F' on all: "
-        "each takes about 1.6 GB (5.6 GB with an NVIDIA card) in Muster's folder there, and 'clean' removes it again. "
-        "Where a machine has no internet, 'i' sends it the packages from this computer."
+        "each takes about 1.6 GB (5.6 GB with an NVIDIA card) in Muster's folder there; 'machines clean' removes it "
+        "again. Where a machine has no internet, 'i' sends it the packages from this computer."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
@@ -257,7 +257,7 @@ class LinksScreen(StepScreen):
         return muted("Measured with a few MB each; later plans reuse the figures.")
 
     def headless(self) -> str:
-        return command_line("measure", self.state.answers.profile)
+        return command_line("machines", "measure", self.state.answers.profile)
 
 
 def _pair_key(pair: PairFigures) -> str:
@@ -272,7 +272,7 @@ def _pair_row(pair: PairFigures) -> TableRow:
             literal(f"{pair.source} > {pair.target}"),
             literal(rate_figure(figures.mbit) if figures else ""),
             literal(rate_figure(figures.mbit_back) if figures and figures.mbit_back else ""),
-            literal(f"{figures.rtt_ms:.2g}" if figures else ""),
+            literal(_rtt_text(figures.rtt_ms) if figures else ""),
             MARKS[assessment.status].show(assessment.label),
             muted(path_of(pair)),
         ),
@@ -305,4 +305,11 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     assessment, figures = of_pair(pair), pair.figures
     style = "" if assessment.status is ItemStatus.OK else MARKS[assessment.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
-    return Content.assemble((rate_figure(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))
+    return Content.assemble(
+        (rate_figure(mbit), style), (f" {_rtt_text(figures.rtt_ms if figures else 0.0)}", "$text-muted")
+    )
+
+
+def _rtt_text(milliseconds: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{milliseconds:.2g}" if milliseconds < 99.5 else f"{milliseconds:.0f}"

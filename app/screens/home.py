@@ -154,9 +154,9 @@ class HomeScreen(StepScreen):
     def headless(self) -> str:
         kind, _, name = self.table.cursor.partition(":")
         if kind == "run":
-            return command_line("attach", name)
+            return command_line("runs", "attach", name)
         if kind in (DOCTOR, "finding"):
-            return command_line("doctor", *([name] if name else []))
+            return command_line("machines", "doctor", *([name] if name else []))
         return command_line("distributed-train", name if kind == "profile" else "demo")
 
 

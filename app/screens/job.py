@@ -16,6 +16,7 @@ from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard.state import actions
+from app.wizard.state.data_actions import leave_out
 from app.wizard.state.dependencies import measures
 from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
 from app.wizard.state.state import StatePart, Step, WizardState
@@ -59,6 +60,7 @@ class JobScreen(StepScreen):
         Key("n", "next", "Next", "Continue with these values."),
         Key("d", "reset", "Default", "Restore the profile's value."),
         Key("o", "advanced", "Advanced", "Show or hide the advanced options."),
+        Key("l", "leave_out", "Leave out", "Make a data set of the recordings that can be read, and take it."),
     )
 
     _open = _chose_data = False
@@ -172,10 +174,11 @@ class JobScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         key = self.table.cursor if self.ready else GO
+        keys = self.KEYS if self.state.data.value.salvageable else self.KEYS[:-1]
         if key in (GO, ""):
-            return self.KEYS
+            return keys
         word = "Change" if key != ADVANCED else "Hide" if self._open else "Show"
-        return (Key("enter", "go_on", word, main=True), *self.KEYS[1:])
+        return (Key("enter", "go_on", word, main=True), *keys[1:])
 
     def _option_at(self, key: str) -> JobOption | None:
         name = key.removeprefix("option:")
@@ -206,6 +209,9 @@ class JobScreen(StepScreen):
     def action_advanced(self) -> None:
         self._open = not self._open
         self.draw()
+
+    def action_leave_out(self) -> None:
+        self.do(leave_out())
 
     def action_reset(self) -> None:
         self.do(actions.reset_option(self.table.cursor.removeprefix("option:")))

@@ -133,7 +133,7 @@ class MachinesScreen(StepScreen):
         self.notify("only machines that you added can be removed; space leaves others out", timeout=3)
 
     def headless(self) -> str:
-        return command_line("discover", *self.state.answers.typed)
+        return command_line("machines", "discover", *self.state.answers.typed)
 
 
 def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
@@ -344,7 +344,7 @@ class AccessScreen(StepScreen):
 
     def headless(self) -> str:
         logins = [row.entry.login for row in self.state.picked if not row.here]
-        return command_line("access", *logins)
+        return command_line("machines", "access", *logins)
 
 
 def _access_row(app: MusterApp, row: Access, skipped: bool) -> TableRow:

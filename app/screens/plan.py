@@ -15,6 +15,7 @@ from app.report import what_next
 from app.screens.step_screen import StepScreen, cause_lines, failure, progress, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
+from app.shell.folding import wrapped
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
@@ -49,7 +50,7 @@ class PlanScreen(StepScreen):
     HELP = (
         "Nothing is trained or saved so far; other machines have what you asked for at Access and Checks, and code "
         "and data to measure with. '+' is added, '~' changes, '-' is removed. Enter saves the profile and starts; "
-        "'w' only writes the files, so that the command works. 'clean' removes everything of Muster from "
+        "'w' only writes the files, so that the command works. 'machines clean' removes everything of Muster from "
         "the machines again."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
@@ -203,7 +204,7 @@ def _time(plan: PlanPreview) -> str:
 
 
 def _fact(label: str, text: Content, width: int) -> list[Content]:
-    folded = text.wrap(max(_LABEL, width - _LABEL))
+    folded = wrapped(text, max(_LABEL, width - _LABEL))
     labels = (label, *[""] * (len(folded) - 1))
     return [Content.assemble((f"{name:<{_LABEL}}", "$text-muted"), line) for name, line in zip(labels, folded)]
 
@@ -291,7 +292,11 @@ class LaunchScreen(StepScreen):
 
     def headless(self) -> str:
         run = Path(self.state.launch.value.run).name
-        return command_line("attach", run) if run else (self.state.plan.value.command or command_line("runs", "list"))
+        return (
+            command_line("runs", "attach", run)
+            if run
+            else (self.state.plan.value.command or command_line("runs", "list"))
+        )
 
 
 def _launch_row(app: MusterApp, row: LaunchRow, steps: int) -> TableRow:

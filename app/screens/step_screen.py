@@ -15,6 +15,7 @@ from textual.widgets import Static
 from app.screens.network_map import map_where_there_is_room
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
+from app.shell.folding import Prose
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width, widths
@@ -54,7 +55,7 @@ class SteeredApp(MusterApp):
         raise NotImplementedError  # the application has it
 
 
-class _Details(Static):
+class _Details(Prose):
     """Details next to the table or under it. The screen folds lines to its width, so a resize redraws them."""
 
     def on_resize(self) -> None:
@@ -145,13 +146,13 @@ class StepScreen(BaseScreen):
         return self.query_one("#rows", RowTable)
 
     def body(self) -> ComposeResult:
-        yield Static(id="question", markup=False)
-        yield Static(id="head", markup=False)
+        yield Prose(id="question")
+        yield Prose(id="head")
         with Container(id="main"):
             yield RowTable(self.columns(self.state), headed=self.HEADED, id="rows")
             with VerticalScroll(id="side", can_focus=self.DETAIL_BELOW):
-                yield _Details(id="about", markup=False)
-        yield Static(id="said", markup=False)
+                yield _Details(id="about")
+        yield Prose(id="said")
 
     def on_mount(self) -> None:
         self.set_class(self.DETAIL_BELOW, "-below")

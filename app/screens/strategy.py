@@ -139,7 +139,7 @@ class StrategyScreen(StepScreen):
         self.do(actions.set_preference(preferences[(index + 1) % len(preferences)]))
 
     def headless(self) -> str:
-        return command_line("plan", self.state.answers.profile)
+        return command_line("machines", "plan", self.state.answers.profile)
 
 
 _DETAILS = (

@@ -15,6 +15,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
 from app.console import visible
+from app.shell.folding import Prose, wrapped
 from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, fit, key_line
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -130,7 +131,7 @@ class HelpDialog(Dialog):
         """Return the name of a key and, next to it, its help."""
         width = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
         key = key.chosen(app_of(self).keymap)
-        about = Content(key.help or key.label).wrap(width)
+        about = wrapped(Content(key.help or key.label), width)
         names = (key.name, *[""] * (len(about) - 1))
         return [
             Content.assemble((f"{name:>{_NAME_CELLS - 2}}", "bold $text-primary"), "  ", line)
@@ -283,7 +284,7 @@ class TextDialog(Box[str | None]):
         self._accept, self._secret, self._choices, self._needed = accept, secret, choices, needed
 
     def body(self) -> ComposeResult:
-        yield Static(Content("\n").join(self._about), id="about", markup=False)
+        yield Prose(Content("\n").join(self._about), id="about")
         yield Input(self._value, password=self._secret, id="field")
         if self._choices:
             columns = (TableColumn("value", "value", max_width=30), TableColumn("about", "about", max_width=60))

@@ -18,6 +18,7 @@ from textual.style import Style
 from textual.visual import Visual
 from textual.widgets import Input
 
+from app.shell.folding import wrapped
 from app.shell.terminal_app import app_of
 from app.shell.text import MARGIN, TableColumn, TableLine, TableRow, draw, header, literal, widths
 
@@ -167,9 +168,7 @@ class RowTable(ScrollView, can_focus=True):
     def _when_empty(self, width: int) -> list[TableLine]:
         no_match = literal(f"nothing here contains '{self.filter_text}'; esc ends the filter")
         text = no_match if self._all_rows else self._empty
-        lines = [
-            folded for line in text.split("\n", allow_blank=True) for folded in (line.wrap(width) if line else [line])
-        ]
+        lines = [folded for line in text.split("\n", allow_blank=True) for folded in wrapped(line, width)]
         return [TableLine("", line, True) for line in lines]
 
     @property

@@ -12,6 +12,7 @@ from operator import itemgetter
 from textual.content import Content
 
 from app.console import visible
+from app.shell.folding import wrapped
 
 
 def literal(text: object, style: str = "") -> Content:
@@ -217,14 +218,14 @@ def draw(columns: Sequence[TableColumn], row: TableRow, cells: Mapping[str, int]
         fitted = [_fitted(piece, column, cells[column.key]) for piece, (_, column) in zip(pieces, shown)]
         lines.append(TableLine(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
     for detail in row.detail:
-        lines += [TableLine(row.key, Content("  ") + line, False) for line in _wrapped(detail, max(8, width - 2))]
+        lines += [TableLine(row.key, Content("  ") + line, False) for line in wrapped(detail, max(8, width - 2))]
     return lines
 
 
 def _cell_lines(cell: Content, column: TableColumn, width: int, is_first: bool) -> list[Content]:
     if is_first and not column.folds:
         return cell.fold(width)  # keep every character of a name, spaces included
-    return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
+    return [line.rstrip() for line in wrapped(cell, width)] if column.folds else [cell]
 
 
 def _fitted(cell: Content, column: TableColumn, width: int) -> Content:
@@ -232,7 +233,3 @@ def _fitted(cell: Content, column: TableColumn, width: int) -> Content:
         return cell.truncate(width, ellipsis=True)
     padding = width - cell.cell_length
     return cell.pad_left(padding) if column.right else cell.pad_right(padding)
-
-
-def _wrapped(line: Content, width: int) -> list[Content]:
-    return list(line.wrap(width)) if line else [line]

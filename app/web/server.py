@@ -46,7 +46,7 @@ _TIGHT = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 """Headers of every response."""
-_NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'web' runs for a new one.\n"
+_NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'runs web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

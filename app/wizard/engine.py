@@ -100,7 +100,7 @@ class Wizard:
             logins = [row.reached_as(dict(self._state.answers.users).get(row.key, "")).entry.login for row in rows]
         if not rows or not self._services.changes_machines:
             return ""
-        removal, names = command_line("clean", *logins), ", ".join(row.name for row in rows)
+        removal, names = command_line("machines", "clean", *logins), ", ".join(row.name for row in rows)
         return f"A login key of Muster is installed on {names}; this removes it: {removal}"
 
     def subscribe(self, listener: Listener) -> None:
@@ -216,6 +216,7 @@ class Wizard:
             TaskKind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
             TaskKind.JOB: lambda: services.job(job),
             TaskKind.DATA: lambda: services.look_at_data(job),
+            TaskKind.SELECTING: lambda: services.select_readable(job, tell),
             TaskKind.FITS: lambda: tuple(services.fits(members, job)),
             TaskKind.FORECAST: lambda: services.forecast(request, tell),
             TaskKind.INTERVAL: moved,

@@ -110,7 +110,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         return _judged(profile, need, "as measured there", health)
     if size is None:
         unknown = "how much memory the model needs is not known before it has run"
-        return Finding("model", "ok", unknown, fix="'measure' determines it")
+        return Finding("model", "ok", unknown, fix="'machines measure' determines it")
     memory = free_memory(health, profile.training.device)
     try:
         fit = fit_to_budgets(profile, size, [memory.budget("it")], alone=False)

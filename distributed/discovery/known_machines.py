@@ -156,7 +156,9 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
     if candidate.unread:
         message = f"its SSH configuration {target.config_file} can run commands here, so a search does not read it"
-        unread = Problem("config_not_read", message, f"to log in there: {program('access', '--hosts FILE')}")
+        unread = Problem(
+            "config_not_read", message, f"to log in there: {program('machines', 'access', '--hosts FILE')}"
+        )
         return Sighting(key, target.name, problem=unread)
     try:
         host = resolve(target)

@@ -21,6 +21,7 @@ from typing import Protocol
 from distributed.discovery.mdns_records import BROWSED, LONGEST_PACKET, RecordBook, query_packets
 from distributed.discovery.network_interfaces import Interface, Interfaces
 from distributed.discovery.sightings import Browsed, Ignored, Observation, Problem
+from profiles.installation import program
 
 PORT = 5353
 GROUP_4, GROUP_6 = "224.0.0.251", "ff02::fb"
@@ -134,7 +135,7 @@ def explain_browsing(interface: str, error: OSError, platform: str = sys.platfor
         message = f"sending multicast DNS on {interface} is forbidden, by a firewall or a sandbox"
         return Problem("firewall", message, f"allow UDP port {PORT} in the firewall of this computer")
     message = f"multicast DNS does not work on {interface}: {error.strerror or error}"
-    return Problem("no_multicast", message, "name the machine itself: discover USER@HOST")
+    return Problem("no_multicast", message, f"name the machine itself: {program('machines', 'discover', 'USER@HOST')}")
 
 
 class TimeSource(Protocol):

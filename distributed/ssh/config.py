@@ -143,7 +143,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
     program = shutil.which("ssh")
     if target.from_hosts_file and not accepted(target.config_file):
         problem = f"the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
-        approve_it = command("access", "--hosts FILE")
+        approve_it = command("machines", "access", "--hosts FILE")
         hint = f"it can run commands here: read it, then approve it at Access in the set-up, or with: {approve_it}"
         raise BadInput(problem, hint, machine=target.name)
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))

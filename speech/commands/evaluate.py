@@ -128,7 +128,7 @@ def _predictions(output: Path, reference: str) -> list[Prediction]:
     path = Path(reference).expanduser()
     file = path if path.is_file() else find_run(output, reference) / FOLDER / NAME
     if not file.is_file():
-        hint = f"{command_line('evaluate', reference, 'DATASET', '--predictions', 'FILE')} writes one"
+        hint = f"{command_line('model', 'evaluate', reference, 'DATASET', '--predictions', 'FILE')} writes one"
         raise BadInput(f"{reference} has no {NAME}", hint)
     return read_predictions(file)
 

@@ -322,7 +322,9 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
         raise BadInput(f"{table}: {error.strerror}", "make it readable, or move it away") from error
     header = data.decode("utf-8-sig", "replace").partition("\n")[0]
     if data and not set(PSEUDO_COLUMNS) <= set(re.split("[,;\t]", header.replace('"', "").strip())):
-        raise BadInput(f"{table}: not written by pseudo-label", "choose another folder with --into, or move it away")
+        raise BadInput(
+            f"{table}: not written by 'data pseudo-label'", "choose another folder with --into, or move it away"
+        )
     complete_lines = data[: data.rfind(b"\n") + 1]
     if complete_lines.count(b"\n") > 1:
         yield from (_row(row) for row in read_table(table, data=complete_lines).rows)

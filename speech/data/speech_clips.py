@@ -255,7 +255,7 @@ def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
 
 def repair_hint(table: Path) -> str:
     """Return what to do about lines of a table that cannot be used."""
-    return f"mend such lines, or leave them out: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
+    return f"mend such lines, or leave them out: {program('data', 'prepare', shlex.quote(str(table)), '--out NEW')}"
 
 
 def says_silence(columns: Mapping[str, str]) -> bool:
@@ -277,7 +277,7 @@ def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset:
         dataset, language: from the settings, for the suggested command.
     """
     names = list_clips(clips)
-    hint = "divide them (segment), set long_audio = cut or skip"
+    hint = "divide them (data segment), set long_audio = cut or skip"
     if "window" in problem and window < PUBLISHED_WINDOW:
         options = ["--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
         command = program("distributed-train", LONG_WINDOW_PROFILE, *options)

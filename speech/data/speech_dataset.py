@@ -53,7 +53,7 @@ from training.tasks.data_files.tables import Row, read_table
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _CLIP_COLUMNS = ("id", "language", "duration")
-_LABEL = program("pseudo-label", "MODEL FOLDER --into DATASET")
+_LABEL = program("data", "pseudo-label", "MODEL FOLDER --into DATASET")
 LABEL_HINT = f"set pseudo_share = 0, or write it with: {_LABEL}"
 _MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
 _MAX_LISTED = 10  # remarks on patches that are logged individually
@@ -278,7 +278,7 @@ def _missing_tables_hint(folder: Path) -> str:
         hint = f"{spreadsheets[0].name} is there: {hint.replace('write', 'save it as')} (in a spreadsheet: 'CSV UTF-8')"
     if spreadsheets and spreadsheets[0].suffix.lower() in (".csv", ".tsv"):
         hint += f", or name it: --dataset {shlex.quote(str(spreadsheets[0]))}"
-    command = program("prepare", shlex.quote(str(folder)), "--out NEW")
+    command = program("data", "prepare", shlex.quote(str(folder)), "--out NEW")
     return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {command}"
 
 
@@ -364,7 +364,7 @@ def _check_excerpts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
         column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
         shares = any(rows[name] > 1 for name in files_of_clip(clip))
         if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
-            hint = f"make clips of them: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
+            hint = f"make clips of them: {program('data', 'prepare', shlex.quote(str(table)), '--out NEW')}"
             with faults:
                 raise BadInput(f"{clip.location}, column {column}: parts of recordings, and files are read whole", hint)
             return

@@ -157,7 +157,7 @@ def _notes(history: Mapping[str, int], data: DataSettings) -> Iterator[str]:
     words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}
     patches = [f"{history[name]} {word}" for name, word in words.items() if history.get(name)]
     if patches:
-        yield f"patches: {', '.join(patches)}; {program('patches', data.dataset_path, '--origin')}"
+        yield f"patches: {', '.join(patches)}; {program('data', 'patches', data.dataset_path, '--origin')}"
     if count := history.get("pseudo"):
         share = data.pseudo_share
         taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"

@@ -70,7 +70,7 @@ def open_dataset_folder(folder: Path, origin: DatasetOrigin) -> Iterator[Dataset
     dataset_folder = DatasetFolder(folder)
     try:
         if folder.is_dir() and not dataset_folder.state.is_dir() and os.listdir(folder):
-            raise BadInput(f"{folder}: holds something that 'prepare' has not made", _OTHER_FOLDER_HINT)
+            raise BadInput(f"{folder}: holds something that 'data prepare' has not made", _OTHER_FOLDER_HINT)
         for path in (dataset_folder.state, dataset_folder.audio):
             path.mkdir(parents=True, exist_ok=True)
         with FileLock(dataset_folder.state / "lock", timeout=0):
@@ -254,7 +254,9 @@ def _advice(accepted: Sequence[AcceptedRecording], reasons: Counter[str]) -> lis
     remark = too_few(sum(clip.recording.split == "train" for clip in accepted))
     notes = [remark] if remark else []
     if reasons[ExclusionReason.TOO_LONG.value]:
-        notes.append("long recordings become clips with the command 'segment', at their pauses and with their text")
+        notes.append(
+            "long recordings become clips with the command 'data segment', at their pauses and with their text"
+        )
     texts = [clip.recording.text for clip in accepted]
     if all(text == text.upper() != text.lower() for text in texts):
         notes.append("all transcripts are in capitals, and so would be what a model writes; --lowercase changes them")

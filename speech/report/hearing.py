@@ -49,7 +49,7 @@ class HearingDialog(ModelDialog):
         actions = {"clip": "Transcribe a held-out clip: said, before and after training"} if clips else {}
         if model is not None:
             actions["microphone"] = f"m  Record {SECONDS:.0f} seconds here: the old and the new model side by side"
-        use = "Let the model listen:  muster transcribe {} recording.wav"
+        use = "Let the model listen:  muster model transcribe {} recording.wav"
         super().__init__(commands, actions, model, report, use, process)
         self._base, self._samples = base, samples
         self._shown = 0

@@ -24,7 +24,7 @@ from profiles.installation import TOP
         ("train.py --lr 3", "python3 cli_typer.py launch -- train.py --lr 3"),
         ("check --fix", "python3 cli_typer.py machines check --fix"),
         ("list", "python3 cli_typer.py runs list"),
-        ("kill abc", "python3 cli_typer.py stop abc"),
+        ("kill abc", "python3 cli_typer.py runs stop abc"),
         ("--hosts a,b", "python3 wizard.py --hosts a,b"),
         ("ada@studio,mini", "python3 wizard.py --hosts ada@studio,mini"),
         ("wizard demo", "python3 wizard.py --profile demo"),

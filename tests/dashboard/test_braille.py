@@ -118,6 +118,7 @@ def test_an_axis_of_one_step_names_no_other() -> None:
 def test_values_are_short() -> None:
     for value in (0.0, 1e-9, 0.123456, 1.0, 99_999.0, 1e12, -5e-4):
         assert all(len(value_text(value, unit)) <= 9 for unit in ("", "B"))
+    assert [value_text(*one) for one in ((12000.0, ""), (1200.0, "s"), (10.0, "%"))] == ["12000", "1200 s", "1000 %"]
     assert (value_text(0.132, "%"), value_text(0.0042, "s"), value_text(2.5e9, "B")) == ("13.2 %", "4.2 ms", "2.5 GB")
 
 

@@ -340,7 +340,7 @@ def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: Ru
         assert ("model   " in text(app)) == kept and "n Next" in lines(app)[-1]
         await pilot.press("n")
         await until_text(pilot, "What next?")
-        assert (f"cli_typer.py transcribe {folder.path.name[:20]}" in text(app)) == kept
+        assert (f"cli_typer.py model transcribe {folder.path.name[:20]}" in text(app)) == kept
 
     show(folder.path, drive)
 

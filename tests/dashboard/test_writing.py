@@ -185,7 +185,7 @@ def test_a_closed_chat_leaves_no_process() -> None:
 
 @pytest.mark.slow
 def test_a_model_of_plain_text_is_offered_no_chat() -> None:
-    screen = show(dialog(chats=False), "t", until="muster generate model 'A text'")
+    screen = show(dialog(chats=False), "t", until="muster model generate model 'A text'")
     assert "Chat" not in screen
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = re.compile(r"(python3?|muster) (cli_typer|wizard)\.py")
 TYPED = re.compile(r"^muster ([a-z-]+)(?: ([a-z-]+))?", re.MULTILINE)
 OUTSIDE_GROUPS = {"train", "launch", "wizard", "tour", "profiles", "demo-run"}
-DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)

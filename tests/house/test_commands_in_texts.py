@@ -12,7 +12,7 @@ import pytest
 from app.cli.commands import COMMANDS, GROUPS
 from muster.__main__ import _typed_program
 from profiles import installation
-from profiles.installation import TYPED_PROGRAM, command_line, demo_line, program, wizard_line
+from profiles.installation import GROUPED_NAMES, TYPED_PROGRAM, command_line, demo_line, program, wizard_line
 
 ROOT = Path(__file__).parents[2]
 AWARE = {"profiles/installation.py", "profiles/bootstrap.py"}
@@ -38,6 +38,40 @@ def texts(path: Path) -> Iterator[str]:
 def test_no_text_names_a_program_that_an_installation_lacks(package: str) -> None:
     files = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE)
     assert [(path.name, text) for path in files for text in texts(path) if TYPED.search(text)] == []
+
+
+COMPOSERS = {"program", "command_line", "command_words", "command_about", "command"}
+"""Functions that make a command line of a command's words; those of ``command_about`` come after a run's folder."""
+VISIBLE = {
+    *((command.group, command.name or key) for key, command in COMMANDS.items() if command.group),
+    *((command.name or key,) for key, command in COMMANDS.items() if not command.group and key not in GROUPS),
+    *(("runs", name) for name in ("list", "show", "compare", "clean")),
+    ("profiles", "list"),
+    ("--help",),
+}
+"""Commands by their words in the help."""
+GROUPED = "|".join(key for key, command in COMMANDS.items() if command.group and not command.name)
+ALONE = re.compile(rf"(?<!folder )'({GROUPED})( [^']*)?'")
+"""A command of a group that is quoted in a text without its group."""
+
+
+def composed(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the first two words of a file's command lines; empty where they are not literal."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in COMPOSERS:
+            words = node.args[node.func.id == "command_about" :][:2]
+            literal = [str(word.value) if isinstance(word, ast.Constant) else "" for word in words]
+            if literal and literal[0]:
+                yield tuple(literal)
+
+
+@pytest.mark.parametrize("package", ["app", "distributed", "profiles", "speech", "training"])
+def test_every_command_in_a_hint_is_named_as_the_help_shows_it(package: str) -> None:
+    files = [path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE]
+    lines = [(path.name, words) for path in files for words in composed(path) if words[0] not in GROUPED_NAMES]
+    known = {*VISIBLE, *((group, "") for group in GROUPS)}
+    assert [line for line in lines if line[1][:1] not in known and line[1] not in known] == []
+    assert [(path.name, text) for path in files for text in texts(path) if ALONE.search(text)] == []
 
 
 def test_an_installation_says_what_its_help_lists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_nothing_is_installed_for_a_command_that_would_fail(bare: Path, line: st
 @pytest.mark.slow
 def test_without_a_terminal_commands_of_this_installation_are_named(bare: Path) -> None:
     told = muster(bare, "-m", "muster").stderr
-    assert "muster discover" in told
+    assert "muster machines discover" in told
     assert "cli_typer" not in told and "make " not in told
 
 

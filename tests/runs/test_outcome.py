@@ -324,8 +324,8 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     lines = completed_lines(ended)
     commands = [line.split("cli_typer.py ")[1] for line in lines[lines.index("next") + 1 :]]
     about = f"run --output {tmp_path}"
-    speech = [f"transcribe {about} FILE.wav", f"evaluate {about} {plan.profile.data.dataset_path}"]
-    speech += [f"compare {about}", f"export {about} --to ctranslate2"]
+    speech = [f"model transcribe {about} FILE.wav", f"model evaluate {about} {plan.profile.data.dataset_path}"]
+    speech += [f"model compare {about}", f"model export {about} --to ctranslate2"]
     wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
     assert commands == [*wanted, f"runs show {about}"]
 
@@ -333,8 +333,12 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "template", "wanted"),
     [
-        ("instruct-lora", True, ["generate --compare {} 'YOUR PROMPT'", "chat {}", "evaluate {} DATASET"]),
-        ("nanogpt", False, ["generate {} 'YOUR PROMPT'", "evaluate {} DATASET"]),
+        (
+            "instruct-lora",
+            True,
+            ["model generate --compare {} 'YOUR PROMPT'", "model chat {}", "model evaluate {} DATASET"],
+        ),
+        ("nanogpt", False, ["model generate {} 'YOUR PROMPT'", "model evaluate {} DATASET"]),
     ],
 )
 def test_the_end_says_how_a_language_model_is_asked(
@@ -372,7 +376,9 @@ def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -
     assert any(line.startswith("short   all of its 4 steps are in the warm-up of 10") for line in lines)
     one = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 1}))
     assert any(line.startswith("short   its only step is in the warm-up of 10") for line in one)
-    assert "  evaluate" in " ".join(lines).replace("python3 cli_typer.py ", "") and "YOUR_RECORDINGS" not in str(lines)
+    assert "  model evaluate" in " ".join(lines).replace("python3 cli_typer.py ", "") and "YOUR_RECORDINGS" not in str(
+        lines
+    )
 
 
 @pytest.mark.parametrize(("hint", "goes_on"), [("look there", True), (f"{NOT_THIS_RUN}; it is damaged", False)])

@@ -14,6 +14,7 @@ from app.dashboard.dialogs.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.screens.plan import LaunchScreen
 from app.wizard.state import actions as do
+from app.wizard.state.data_actions import leave_out
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import ItemStatus, PlanPreview
 from app.wizard.state.state import Action, StatePart, Step, TaskKind
@@ -60,6 +61,7 @@ SENT: list[tuple[Step, list[str], Action | tuple[str, str]]] = [
     (Step.STRATEGY, ["p"], do.set_preference("closest-to-exact")),
     (Step.PLAN, ["enter"], do.confirm()),
     (Step.PLAN, ["w"], do.save_only()),
+    (Step.JOB, ["l"], leave_out()),
     (Step.PLAN, ["a", *"mine", "enter"], do.save_as("mine")),
     (Step.PLAN, ["escape"], do.go_back()),
     (Step.LAUNCH, ["x"], do.drop("desk")),

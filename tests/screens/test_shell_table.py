@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import HelpDialog
+from app.shell.folding import folded
 from app.shell.keys import EVERYWHERE, Key, KeyBar, key_line
 from app.shell.look import ascii_text, thumb
 from app.shell.row_table import RowTable
@@ -98,6 +99,24 @@ def test_the_key_bar_keeps_the_main_key_and_those_of_every_screen() -> None:
     line = key_line(keys, 70, EVERYWHERE).plain
     assert line.startswith("enter Continue") and line.endswith("esc Back   ? Help   ^p Palette")
     assert "b Short" in line and "Another" not in line and len(line) == 70
+
+
+@given(st.lists(NAMES, min_size=1, max_size=5).map(" ".join), st.integers(2, 40))
+def test_folded_lines_are_not_too_long_and_lose_nothing(line: str, width: int) -> None:
+    lines = folded(line, width)
+    assert all(cell_len(one) <= width for one in lines)
+    assert "".join(lines).replace(" ", "") == line.replace(" ", "")
+
+
+def test_a_path_is_folded_between_its_folders() -> None:
+    command = "python3 cli_typer.py distributed-train demo-2 --plan profiles/saved/demo-2-machines.plan.json"
+    assert folded(command, 34)[-1] == "demo-2-machines.plan.json"
+    assert folded("~/.cache/muster/environments/2026-11-29", 12) == [
+        "~/.cache/",
+        "muster/",
+        "environments",
+        "/2026-11-29",
+    ]
 
 
 class Table(BaseScreen):

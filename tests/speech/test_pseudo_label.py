@@ -167,7 +167,7 @@ def test_reasons_are_counted_by_measure_and_bound() -> None:
 def test_a_table_of_somebody_else_is_not_touched(tmp_path: Path, content: str) -> None:
     table = tmp_path / "pseudo.csv"
     table.write_text(content)
-    with pytest.raises(BadInput, match="not written by pseudo-label"):
+    with pytest.raises(BadInput, match="not written by 'data pseudo-label'"):
         list(read_rows(table))
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from app.wizard.state.data_actions import LEAVE_OUT, Selection
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
+    Assessment,
     CandidateRow,
     DataSummary,
     DiscoveredMachines,
@@ -232,7 +234,14 @@ class FakeServices:
 
     def look_at_data(self, answers: JobAnswers) -> DataSummary:
         self.note("data")
-        return DataSummary(samples=100)
+        if dict(answers.options).get("dataset") != "messy":
+            return DataSummary(samples=100)
+        broken = Assessment(status=ItemStatus.FAILED, words="cannot be used", cause="b.wav is not there", fix=LEAVE_OUT)
+        return DataSummary(salvageable=True, assessment=broken)
+
+    def select_readable(self, answers: JobAnswers, tell: Tell) -> Selection:
+        self.note("select")
+        return Selection("messy-readable", 38, ("2 not there, such as b.wav",))
 
     def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         self.note("fits")

@@ -83,6 +83,14 @@ def test_the_same_plan_as_the_state_machine() -> None:
     assert services.requests[-1].chosen.interval == 20
 
 
+def test_a_messy_data_set_is_taken_without_what_cannot_be_read() -> None:
+    services = FakeServices()
+    person = ScriptedPerson(("NAME=VALUE", "dataset=messy"), ("leave out what cannot be read", "l"))
+    assert run_plain(services, ask=person) == 0
+    assert person.said("messy-readable is taken, with 38 recordings. Left out: 2 not there, such as b.wav")
+    assert services.requests[-1].answers.options == (("dataset", "messy-readable"),)
+
+
 def test_a_stranger_is_compared_and_a_password_given() -> None:
     access = {"anna": stranger(ANNA, "SHA256:x"), "bert": locked(BERT)}
     services = FakeServices(access=access, passwords={"bert": "s3cret-word"})

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.wizard.services.job_view import data_of, fits_of, job_of, resolved
+from app.wizard.services.job_view import data_of, fits_of, job_of, resolved, selection_of
 from app.wizard.services.outside import Outside
+from app.wizard.state.data_actions import LEAVE_OUT
 from app.wizard.state.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
@@ -103,6 +104,25 @@ def test_recordings_longer_than_the_window_are_a_red_row(tmp_path: Path) -> None
     assert "longer than the model's window of 2 s" in row.assessment.cause
     hears = resolved(JobAnswers("whisper-scratch", (("dataset", str(tmp_path)), ("language", "en")))).profile
     assert "too few to learn much; 40 sentences" in data_of(hears, Outside()).assessment.cause
+
+
+@pytest.mark.slow
+def test_what_can_be_read_of_messy_recordings_becomes_a_data_set_beside_them(tmp_path: Path) -> None:
+    folder, told = tmp_path / "my clips", list[str]()
+    folder.mkdir()
+    good = sorted((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus"))[:3]
+    for number, clip in enumerate(good):
+        (folder / f"{number}.opus").write_bytes(clip.read_bytes())
+    rows = ["0,0.opus,yes", "1,1.opus,no", "2,2.opus,", "3,gone.opus,up"]
+    (folder / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]))
+    profile = Profile(name="x", data=DataSettings(dataset_path=str(folder)))
+    row = data_of(profile, Outside())
+    assert row.salvageable and (row.assessment.status, row.assessment.fix) == (ItemStatus.FAILED, LEAVE_OUT)
+    made = selection_of(profile, Outside(), told.append)
+    assert (Path(made.folder), made.used, len(made.left_out)) == (tmp_path / "my clips-readable", 2, 2)
+    assert any(reason.startswith("1 ") and "such as 3" in reason for reason in made.left_out) and told
+    usable = profile.model_copy(update={"data": DataSettings(dataset_path=made.folder)})
+    assert data_of(usable, Outside()).assessment.status is ItemStatus.WARNING  # they are few
 
 
 def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path) -> None:

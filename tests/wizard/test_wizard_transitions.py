@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_run
+from app.wizard.state.data_actions import Selection, leave_out
 from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted
@@ -71,7 +72,7 @@ ACTIONS = st.one_of(
     st.builds(do.add_machine, TEXT | st.just("ada@c")), st.builds(do.remove_machine, TEXT | st.just("ada@c")),
     st.builds(do.trust_key, KEYS, TEXT), st.builds(do.install_key, KEYS), st.builds(do.retry, KEYS),
     st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()), st.just(do.send_packages()),
-    st.builds(do.set_user, KEYS, TEXT), st.builds(do.approve, KEYS),
+    st.builds(do.set_user, KEYS, TEXT), st.builds(do.approve, KEYS), st.just(leave_out()),
     st.builds(do.choose_profile, TEXT), st.builds(do.set_option, TEXT, TEXT), st.builds(do.reset_option, TEXT),
     st.builds(do.choose_strategy, st.integers(-2, 5)), st.builds(do.set_interval, st.integers(-5, 10**9)),
     st.builds(do.set_preference, TEXT | st.just("least-traffic")), st.builds(do.save_as, TEXT),
@@ -95,6 +96,7 @@ FOUND = {
     TaskKind.JOB: st.builds(JobForm, assessment=ASSESSED),
     TaskKind.DATA: st.builds(DataSummary, assessment=ASSESSED),
     TaskKind.FITS: st.just(()),
+    TaskKind.SELECTING: st.just(Selection("clips-readable", 3, ())),
     TaskKind.FORECAST: st.builds(StrategyRanking, ways=st.just(CANDIDATES) | st.just(()), assessment=ASSESSED),
     TaskKind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
     TaskKind.PLAN: st.builds(PlanPreview, assessment=ASSESSED),

@@ -217,7 +217,7 @@ def find_model(output_dir: Path, reference: str) -> Path:
     if not finished_model(run):
         state = summarise(run)
         name = state.run_id if output_dir == RUNS_FOLDER else run  # a path also tells where the run is
-        live = f"the model is written at the end; watch the run with: {program('attach', str(name))}"
+        live = f"the model is written at the end; watch the run with: {program('runs', 'attach', str(name))}"
         what_next = live if state.live else f"resume it with: {program('distributed-train', '--resume', str(name))}"
         if state.status == "completed":  # a run of the tour, or its model was removed
             what_next = f"train one with: {program('distributed-train', 'PROFILE')}"

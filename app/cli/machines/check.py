@@ -203,7 +203,7 @@ def _left_lines(left: Inventory) -> Iterator[str]:
     machines = visible(", ".join(left.elsewhere))
     location = f" (on {machines}, which shares this folder)" if machines else ""
     for run in left.alive:
-        stop_hint = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
+        stop_hint = "" if run == PREPARED else f"; end it first: {command_line('runs', 'stop', run)}"
         yield f"run {visible(run)} is still running{location} and was not touched{stop_hint}"
     remains = [entry.path for entry in left.parts] + [f"process {process.pid}" for process in left.processes]
     for remnant in [*remains, *left.keys] if not left.alive else []:

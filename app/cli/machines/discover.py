@@ -227,9 +227,12 @@ def _tell_notices(discovery: Discovery) -> None:
     if discovery.hashed_names:
         say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed; type their names")
     if addresses := neighbours():
-        say(f"this network also has {', '.join(addresses)}; to check one: {command_line('discover', addresses[0])}")
+        check = command_line("machines", "discover", addresses[0])
+        say(f"this network also has {', '.join(addresses)}; to check one: {check}")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
-    say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
+    say(
+        f"{command_line('machines', 'announce')} on it. Or name it: {command_line('machines', 'discover', 'USER@HOST')}"
+    )
 
 
 def _document(machine: FoundMachine) -> dict[str, Any]:

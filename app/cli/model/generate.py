@@ -111,7 +111,7 @@ def chat(
     path = _find_writer(output, model)
     writer = _load(str(path), device, tokenizer, local)
     if not writer.has_chat_template:
-        hint = f"it goes on from a text: {command_line('generate', str(path), 'TEXT')}"
+        hint = f"it goes on from a text: {command_line('model', 'generate', str(path), 'TEXT')}"
         raise BadInput(f"model {path} has learnt plain text and has no chat template, so it cannot converse", hint)
     talk = Conversing(writer, system, _sampling(max_tokens, temperature, top_p, seed))
     answers = _Answers(as_json)
@@ -245,7 +245,7 @@ def _find_writer(output: Path, reference: str) -> Path:
     if kind == "speech":
         raise BadInput(
             f"model {path} hears, and writes no texts of its own",
-            f"use: {command_line('transcribe', str(path), 'FILE.wav')}",
+            f"use: {command_line('model', 'transcribe', str(path), 'FILE.wav')}",
         )
     hint = "models that transformers' save_pretrained has saved can; open this one in a script"
     raise BadInput(f"model {path} is no language model in the format of transformers", hint)

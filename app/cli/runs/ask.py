@@ -97,7 +97,7 @@ def answer_to(path: Path, identity: str) -> RequestEvent:
                 return event
             is_addition = event.action == "add"
         if paused and is_addition:
-            say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'ask')} resume")
+            say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'runs', 'ask')} resume")
             is_addition = False
     withdrawn = withdraw_request(path, identity)
     message = (
@@ -208,7 +208,7 @@ def _wait_until_gone(path: Path) -> None:
         if grown != size:
             size, end = grown, time.monotonic() + _STOP_PATIENCE
         if time.monotonic() > end:
-            hint = f"end it with: {command_about(path, 'stop', '--kill')}"
+            hint = f"end it with: {command_about(path, 'runs', 'stop', '--kill')}"
             raise BadInput(f"the run goes on, but has reported nothing for {_STOP_PATIENCE:.0f} s", hint)
         time.sleep(0.05)
 

@@ -146,8 +146,8 @@ def tell(ended: EndedRun, as_json: bool) -> ExitCode:
 
 
 def _goes_on(path: Path) -> None:
-    say(f"the run goes on; watch: {command_about(path, 'attach')}")
-    say(f"stop it: {command_about(path, 'stop')}")
+    say(f"the run goes on; watch: {command_about(path, 'runs', 'attach')}")
+    say(f"stop it: {command_about(path, 'runs', 'stop')}")
 
 
 def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
@@ -162,7 +162,7 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
         Visit(path, newest_number(path / "events.jsonl")).leave(time.time())  # what happens from here on is news
-        say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
+        say(f"runs in the background; watch it with: {command_about(path, 'runs', 'attach')}")
     return code
 
 
@@ -365,5 +365,5 @@ def demo_run(
     if not as_json:
         say("demo: no machine trains; this is a recorded run")
     if not (as_json or at_once):
-        say(f"watch it with: {command_about(path, 'attach')}")
+        say(f"watch it with: {command_about(path, 'runs', 'attach')}")
     return answer(as_json, {"run_dir": str(path), "run_id": path.name[:20]}, [str(path)])

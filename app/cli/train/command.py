@@ -171,7 +171,7 @@ def distributed_train(
         Path | None, _before("--out", metavar="FILE", help="Write the plan of --try or --plan-only to this file.")
     ] = None,
     plan_file: Annotated[
-        Path | None, _before("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
+        Path | None, _before("--plan", metavar="FILE", help="Carry out a plan that 'machines plan --out' wrote.")
     ] = None,
     details: Details = False,
     detach: Detach = False,

@@ -37,7 +37,9 @@ def measure(
     links: Annotated[bool, typer.Option("--links", help="Measure the links only.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Measure the machines only.")] = False,
     settings: Setting = [],  # noqa: B006 - typer copies it
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures for 'plan --figures'.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures for 'machines plan --figures'.")
+    ] = None,
     max_age: Annotated[
         float, typer.Option(metavar="HOURS", min=0, help="Reuse earlier figures up to this age.")
     ] = 24.0,
@@ -194,7 +196,9 @@ def plan(
     hosts: HostsOfProfile = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Plan from figures of 'measure --out', without contacting any machine."),
+        typer.Option(
+            metavar="FILE", help="Plan from figures of 'machines measure --out', without contacting any machine."
+        ),
     ] = None,
     preference: Annotated[
         Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option(help="What to prefer.")

@@ -70,8 +70,11 @@ class WritingDialog(ModelDialog):
             actions["chat"] = "c  Chat with the model"
         if model is not None:
             actions["prompt"] = "p  Type a prompt: the old and the new model side by side"
-        use = "Talk with the model:  muster chat {}" if chats else "Let the model write:  muster generate {} 'A text'"
-        super().__init__(commands, actions, model, report, use, process)
+        talk, write = (
+            "Talk with the model:  muster model chat {}",
+            "Let the model write:  muster model generate {} 'A text'",
+        )
+        super().__init__(commands, actions, model, report, talk if chats else write, process)
         self._base, self._samples = base, samples
         self._chat = chat or [*program_words(), "chat", str(model), "--json"]
         self._shown = 0

@@ -21,18 +21,23 @@ def value_text(value: float, unit: str = "") -> str:
     return next((text for text in texts if len(text) <= LABEL_CELLS), texts[-1])
 
 
+def _digits(value: float, count: int) -> str:
+    """Return so many significant digits, or all before the point."""
+    return f"{value:.{count}g}" if abs(value) < 10**count - 0.5 else f"{value:.0f}"
+
+
 def _usual_text(value: float, unit: str) -> str:
     if unit == "%":
-        return f"{value * 100:.3g} %"
+        return f"{_digits(value * 100, 3)} %"
     if unit == "B":
         for name in ("B", "kB", "MB", "GB", "TB"):
             if abs(value) < 999.5 or name == "TB":
-                return f"{value:.3g} {name}"
+                return f"{_digits(value, 3)} {name}"
             value /= 1000
     if unit == "s":
-        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.3g} s"
+        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{_digits(value, 3)} s"
     if unit in ("°C", "W"):
         return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value / 1000:.3g} k{unit}"
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
+    return _digits(value, 4)

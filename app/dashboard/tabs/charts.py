@@ -26,6 +26,7 @@ from app.run_view.run_series import SNAPSHOTS, Point, Series, newest, series_nam
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.tables.evaluations import evaluated_series, old_step
 from app.run_view.timeline import chronological
+from app.shell.folding import wrapped
 from app.shell.keys import WIDE, Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -131,7 +132,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     below = strip_lines(data.strips, window, left, across, max_strips, figures_width) if max_strips > 0 else []
     if window is None:
         margin_cells = " " * (left + 1)
-        empty = [literal(margin_cells) + line for line in literal(data.empty, "$text-muted").wrap(width - left - 1)]
+        empty = [literal(margin_cells) + line for line in wrapped(literal(data.empty, "$text-muted"), width - left - 1)]
         return [*head, Content(""), *empty[: height - 2], *([Content("")] if below else []), *below]
     down = height - 3 - len(below)
     raster = Raster(across, down, ascii_only)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -23,6 +23,7 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
 from app.run_view.timeline import entry_text
+from app.shell.folding import folded
 from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted
@@ -96,7 +97,7 @@ class LogView(ScrollView, can_focus=True):
             text, (width, cells) = line.text if is_plain else visible(line.text), self._widths
             room = max(_LEAST_TEXT, width - cells - 1 - (_CLOCK if line.time is not None else 0))
             fits = len(text) <= room if is_plain else cell_len(text) <= room
-            self._pieces[line.number] = [text] if fits else chop_cells(text, room)
+            self._pieces[line.number] = [text] if fits else folded(text, room)
         return self._pieces[line.number]
 
     def _to_end(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rich.cells import chop_cells
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
@@ -37,6 +36,7 @@ from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluated_series, evaluation_lines, evaluation_text, old_step
 from app.run_view.tables.exchanges import exchanges
 from app.run_view.timeline import TimelineEntry, entry_text
+from app.shell.folding import folded, wrapped
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
@@ -275,13 +275,13 @@ def _result(picture: Picture, max_lines: int, width: int) -> Content:
     ended = picture.ended
     if ended is not None and ended.outcome.status == "failed":
         messages = (literal(ended.outcome.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
-        return Content("\n").join([line for message in messages for line in message.wrap(max(20, width))])
+        return Content("\n").join([line for message in messages for line in wrapped(message, max(20, width))])
     if ended is None or ended.outcome.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
     model = _path_lines("model", relative_path(ended.model), width) if ended.model else []
     if (comparison := picture.plan_vs_actual) is not None and str(comparison) not in headline(picture).details:
-        figures[:0] = literal(str(comparison)).wrap(max(20, width))
+        figures[:0] = wrapped(literal(str(comparison)), max(20, width))
     following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
     shown = sample_lines(picture.showcase, width, 3 if max_lines >= _ROOMY else 1) if picture.showcase else []
     if len(figures) + len(shown) + len(model) + 1 > max_lines:
@@ -290,7 +290,7 @@ def _result(picture: Picture, max_lines: int, width: int) -> Content:
 
 
 def _path_lines(title: str, path: str, width: int) -> list[Content]:
-    pieces = chop_cells(path, max(20, width - 8))
+    pieces = folded(path, max(20, width - 8))
     return [
         Content.assemble((f"{title if not n else '':8}", "$text-muted"), literal(piece))
         for n, piece in enumerate(pieces)
@@ -299,5 +299,5 @@ def _path_lines(title: str, path: str, width: int) -> list[Content]:
 
 def _latest(picture: Picture, entries: int, width: int) -> Content:
     newest = [entry_line(entry, picture) for entry in picture.state.entries[-entries:]]
-    happened = [line for entry in newest for line in entry.wrap(max(20, width))]
+    happened = [line for entry in newest for line in wrapped(entry, max(20, width))]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Static
 
 from app.dashboard.reader import Picture
 from app.run_view.headline import Level
 from app.run_view.member_state import MemberState
+from app.shell.folding import Prose
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark
@@ -35,11 +35,11 @@ _STATES = {
 }
 
 
-class Words(Static):
+class Words(Prose):
     """A text that is drawn only when it has changed: pictures come twice a second and rarely differ much."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(markup=False, id=id)
+        super().__init__(id=id)
         self._shown = Content("")
         self.auto_links = False
 

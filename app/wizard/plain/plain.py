@@ -14,6 +14,7 @@ from app.wizard.plain.prompts import BareLines, prompter
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_finding
+from app.wizard.state.data_actions import leave_out
 from app.wizard.state.dependencies import blockers, measures
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
@@ -93,7 +94,9 @@ class PlainWizard:
                 self._head()
                 steps[self._state.step]()
         run = Path(self._state.launch.value.run)
-        self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
+        self._ask.say(
+            f"the run trains in the background; watch it with: {command_line('runs', 'attach', run.name[:20])}"
+        )
         watches_here = may_watch and self._ask.line("Watch it here? y or n", "y").casefold() in ("y", "yes")
         return run if watches_here else None
 
@@ -246,6 +249,9 @@ class PlainWizard:
         self._choose("Enter: continue, r: measure again", {"": onwards, "r": do.retry()})
 
     def _job(self) -> None:
+        self._until(lambda state: not state.is_under_way(TaskKind.SELECTING))
+        if self._state.notice:
+            self._ask.say(self._state.notice)
         kinds = (TaskKind.JOB, TaskKind.DATA, *((TaskKind.FITS,) if self._state.members else ()))
         self._until(lambda state: all(state.part(kind).status not in UNSETTLED for kind in kinds))
         job = self._state.job
@@ -255,7 +261,9 @@ class PlainWizard:
         if bring := measures(self._state):
             self._ask.say(bring)
         question = "NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue"
-        self._choose(question, {"": do.go_on()}, self._changed)
+        salvageable = self._state.data.value.salvageable
+        question += ", l: leave out what cannot be read" if salvageable else ""
+        self._choose(question, {"": do.go_on(), **({"l": leave_out()} if salvageable else {})}, self._changed)
 
     def _changed(self, answer: str) -> Action | None:
         if answer.startswith("p "):

@@ -29,7 +29,8 @@ def home_lines(state: WizardState) -> Iterator[str]:
     """Yield live runs and the numbered profiles."""
     for run in state.home.value.runs:
         if run.live:
-            yield f"live: {run.profile}, since {run.started_text}; watch it with: {command_line('attach', run.run_id)}"
+            watch = command_line("runs", "attach", run.run_id)
+            yield f"live: {run.profile}, since {run.started_text}; watch it with: {watch}"
     yield "  1  a new set-up"
     for number, profile in enumerate(state.home.value.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)

@@ -27,7 +27,7 @@ ADVICE = (
     "on a Mac: turn on System Settings > General > Sharing > Remote Login; on Linux: start the SSH server",
     "guest Wi-Fi and some routers separate machines: use a cable or another network",
 )
-ANNOUNCE = "a Linux machine shows itself here while this runs on it: uvx --from muster-train muster announce"
+ANNOUNCE = "a Linux machine shows itself here while this runs on it: uvx --from muster-train muster machines announce"
 _SHOWN, _MEET_EVERY = 4, 5.0
 """Number of neighbour addresses that are listed, and the seconds between two reads of the neighbour table."""
 _AT_LEAST_EVERY = 1.0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.wizard.services.outside import Outside
+from app.wizard.state.data_actions import LEAVE_OUT, Selection
 from app.wizard.state.records import (
     MAIN,
     Assessment,
@@ -17,6 +18,7 @@ from app.wizard.state.records import (
     JobForm,
     JobOption,
     MachineRow,
+    Tell,
 )
 from distributed.checks.findings import Health
 from distributed.checks.job import free_memory, memory_level
@@ -25,6 +27,7 @@ from profiles.errors import BadInput, counted
 from profiles.files.layers import DEFAULT
 from profiles.files.library import Library
 from profiles.files.resolve import Resolved, load_profile
+from profiles.installation import relative_path
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
@@ -132,10 +135,12 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
     if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
         return _unusable("not chosen", "no data set is chosen",
                          "choose one: the folder of your recordings and their table, or the name of one on the hub; "
-                         "prepare and segment make such a folder of others")  # fmt: skip
-    summary = outside.look_at_data(profile)
+                         "'data prepare' and 'data segment' make such a folder of others")  # fmt: skip
+    summary, salvageable = outside.look_at_data(profile), _salvageable(profile)
     if "error" in summary:
-        return _unusable("cannot be used", str(summary["error"]), str(summary.get("hint", "")))
+        fix = LEAVE_OUT if salvageable else str(summary.get("hint", ""))
+        unusable = _unusable("cannot be used", str(summary["error"]), fix)
+        return replace(unusable, salvageable=salvageable)
     splits = tuple((str(split), int(count)) for split, count in dict(summary.get("splits", {})).items())
     samples = dict(splits).get("train", 0)
     few = str(summary.get("few", ""))
@@ -159,9 +164,30 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
             status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken or few else ItemStatus.OK,
             words=f"{samples:,} {summary.get('unit', 'samples')}" if samples else str(summary.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else few,
-            fix=str(summary.get("repair", "")) if too_many else "they are left out" if broken else "",
+            fix=LEAVE_OUT if too_many else "they are left out" if broken else "",
         ),
+        salvageable=salvageable and too_many,
     )
+
+
+def _salvageable(profile: Profile) -> bool:
+    """Whether a data set could be made of that part of a profile's which can be read: it is recordings, and here."""
+    data = profile.data
+    return profile.model.trait == "speech" and not data.local_data and Path(data.dataset_path).expanduser().exists()
+
+
+def selection_of(profile: Profile, outside: Outside, tell: Tell) -> Selection:
+    """Make a data set of the recordings of a profile's that can be read, in a folder beside them.
+
+    Raises:
+        BadInput: nothing can be read, or nothing can be written there.
+    """
+    source = Path(profile.data.dataset_path).expanduser()
+    folder = source.absolute().with_name(f"{source.stem if source.is_file() else source.name}-readable")
+    made = outside.select_readable(str(source), str(folder), profile.data.text_column, tell)
+    reasons = [f"{count} {reason}, such as {made['examples'][reason]}" for reason, count in made["left_out"].items()]
+    used = sum(int(size["clips"]) for size in made["splits"].values())
+    return Selection(relative_path(folder), used, tuple(reasons))
 
 
 def _unusable(words: str, cause: str, fix: str) -> DataSummary:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from app.wizard.state.records import Tell
-from profiles.installation import training_code, training_python
+from profiles.errors import BadInput
+from profiles.installation import TYPED_PROGRAM, program_words, training_code, training_python
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -158,6 +160,14 @@ class Outside:
         """Return the findings of :mod:`training.workers.data_findings` about a profile's data set."""
         return _ask_about_data(profile)
 
+    def select_readable(self, source: str, folder: str, text_column: str, tell: Tell) -> Mapping[str, Any]:
+        """Make a data set in ``folder`` of the recordings that can be read, by the command for it; return its document.
+
+        Raises:
+            BadInput: nothing could be made.
+        """
+        return _make_data_set(source, folder, text_column, tell)
+
     def input_bytes(self, plan: RunPlan) -> int:
         """Return the size of code, data and model in bytes.
 
@@ -166,6 +176,35 @@ class Outside:
             OSError: they cannot be read.
         """
         return code_sync.collect(plan).bytes
+
+
+def _make_data_set(source: str, folder: str, text_column: str, tell: Tell) -> Mapping[str, Any]:
+    """Run ``data prepare`` in the Python that can decode."""
+    words = [
+        "data",
+        "prepare",
+        source,
+        "--out",
+        folder,
+        "--json",
+        *(["--text-column", text_column] if text_column else []),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(training_code()), TYPED_PROGRAM: shlex.join(program_words())}
+    command = [training_python() or sys.executable, "-m", "muster", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stderr:
+            tell(line.strip())
+        answer = process.stdout.read()
+    try:
+        document = dict(json.loads(answer))
+    except ValueError as error:
+        raise BadInput(f"no data set could be made of {source}", "see the log (g)") from error
+    if problem := document.get("error"):
+        raise BadInput(problem["message"], problem["hint"])
+    return document
 
 
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:

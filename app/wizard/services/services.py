@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from app.console import command_line
 from app.wizard.services.outside import Outside
+from app.wizard.state.data_actions import Selection
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     CandidateRow,
@@ -208,6 +209,10 @@ class Services:
         """Read the data set: samples, hours, columns, broken files."""
         return job_view.data_of(self._profile(answers), self.outside)
 
+    def select_readable(self, answers: JobAnswers, tell: Tell) -> Selection:
+        """Make a data set of the recordings that can be read, in a folder beside them."""
+        return job_view.selection_of(self._profile(answers), self.outside, tell)
+
     def fits(self, rows: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         """Return for each machine whether the model fits its memory."""
         return job_view.fits_of(rows, self._profile(answers), self._health)
@@ -243,7 +248,7 @@ class Services:
     def _check_code(self, job: JobAnswers) -> None:
         """Reject user code named by a file unless the user approved it; code named in the set-up counts as approved."""
         resolved = job_view.resolved(job, self._config)
-        hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
+        hint = f"read it, then: {command_line('machines', 'plan', job.profile, '--trust-code')}"
         for option in resolved.profile.user_code:
             source = resolved.origins[option].file
             custom_code.check_code(resolved.profile, source, hint, is_named=source is None, option=option)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.wizard.state.assessment import of_pairs, of_report
+from app.wizard.state.data_actions import with_selection
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
@@ -26,7 +27,9 @@ from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
 
 _LONGEST_LOG = 400
-_PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
+_PARTLESS = (
+    TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR, TaskKind.SELECTING
+)  # fmt: skip
 """Tasks without a part of their own: their results change other parts."""
 _ON_MACHINES = (TaskKind.CHECKS, TaskKind.LINKS, TaskKind.FORECAST, TaskKind.PLAN)
 """Tasks that use the selected machines."""
@@ -60,6 +63,11 @@ def log_line(state: State, task: ServiceTask, line: str) -> State:
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind is TaskKind.REPAIR and (machine := getattr(line, "machine", "")):
         return state.putting(TaskKind.REPAIR, value={**state.repairs.value, machine: line})
+    if task.kind is TaskKind.SELECTING:
+        under_way = [
+            (other, f"{task.kind.value}: {line}" if other == task else words) for other, words in state.under_way
+        ]
+        return replace(state, under_way=tuple(under_way))
     if task.kind in _PARTLESS or not is_current(state, task):
         return state
     earlier = _others_lines(state, state.part(task.kind, task.key).progress, line)
@@ -85,7 +93,7 @@ def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
         return _to_be_examined(noted)
     if task.kind is TaskKind.INTERVAL:
         return _as_before(noted)
-    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE):
+    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE, TaskKind.SELECTING):
         return noted
     kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
     return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
@@ -132,6 +140,9 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
             return _to_be_contacted(state)
         case TaskKind.REPAIR:
             return _to_be_examined(state)
+        case TaskKind.SELECTING:
+            is_wanted = task.inputs == inputs(state, TaskKind.DATA)  # else another data set was chosen meanwhile
+            return with_selection(state, result) if is_wanted else state
         case TaskKind.SAVE:
             return _with_result(state, task, result).noting(f"saved: {', '.join(result)}")
         case TaskKind.DATA if result.instead and _is_free(state):

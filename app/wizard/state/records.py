@@ -277,6 +277,8 @@ class DataSummary:
     """What commands did to the data set, each with the command that shows more."""
     instead: str = ""
     """A profile whose model handles all recordings, if that of the job does not; otherwise empty."""
+    salvageable: bool = False
+    """Whether it cannot be used as it is, and a data set may be made of the part of it that can be read."""
     assessment: Assessment = FINE
 
 

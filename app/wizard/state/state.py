@@ -95,6 +95,7 @@ class TaskKind(str, Enum):
     LINKS = "measuring links"
     JOB = "reading the profile"
     DATA = "reading the data"
+    SELECTING = "making a data set of what can be read"
     FITS = "comparing the model with the machines' memory"
     FORECAST = "measuring machines"
     INTERVAL = "predicting"

@@ -326,7 +326,7 @@ class MadeFor(Document):
 class Planning(DocumentFile):
     """The result of planning: all candidates, best first, the choice, and its settings."""
 
-    when_missing: ClassVar[str] = f"make a plan with: {program('plan', 'PROFILE --out FILE')}"
+    when_missing: ClassVar[str] = f"make a plan with: {program('machines', 'plan', 'PROFILE --out FILE')}"
     when_broken: ClassVar[str] = "make the plan again with this version"
 
     version: Literal[1] = 1
@@ -362,10 +362,10 @@ class Planning(DocumentFile):
             BadInput: nothing was chosen, or the plan was made for another profile.
         """
         if self.settings is None:
-            hint = f"see why with: {program('plan', 'PROFILE --explain')}"
+            hint = f"see why with: {program('machines', 'plan', 'PROFILE --explain')}"
             raise BadInput("the plan chose nothing: the job fits no machine", hint)
         if self.made_for.profile and self.made_for.profile != profile_hash(profile):
-            hint = f"make it again with: {program('plan', profile.name, '--out FILE')}"
+            hint = f"make it again with: {program('machines', 'plan', profile.name, '--out FILE')}"
             raise BadInput(f"the plan was made for a profile other than {profile.name}", hint)
         document = profile.model_dump()
         for name, value in self.settings.options.items():

@@ -217,7 +217,7 @@ def test_a_torn_journal_and_lost_files_are_made_good(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 3)
-    with pytest.raises(BadInput, match="holds something that 'prepare' has not made"):
+    with pytest.raises(BadInput, match="holds something that 'data prepare' has not made"):
         run(source, tmp_path / "source")
     run(source, tmp_path / "out")
     with pytest.raises(BadInput, match="was prepared from another source"):

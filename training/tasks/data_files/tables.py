@@ -115,7 +115,7 @@ class Table:
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, by_spelling, 1, 0.6)]
         hint = f"{f'name it with {option}, or ' if option else ''}call it {names[0]!r} in its first line{_NO_NAMES}"
         if purpose == "recordings" and not option:  # "prepare" reads more kinds of tables, and has an option
-            hint += f", or type: {program('prepare', shlex.quote(str(self.path)), '--out NEW')}"
+            hint += f", or type: {program('data', 'prepare', shlex.quote(str(self.path)), '--out NEW')}"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
