@@ -25,7 +25,7 @@ from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, timeline_entry
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, share_text
 from training.records.events import (
     EvaluationEvent,
     Event,
@@ -166,12 +166,12 @@ def time_bar(member: MemberState, narrow: bool) -> Text:
         return Text("-")
     compute, wait, transfer = member.shares
     if narrow:
-        return Text(f"{compute:.0%}", style="green")
+        return Text(share_text(compute), style="green")
     cells = round(compute * BAR_CELLS)
     return Text.assemble(
         ("█" * cells, "green"),
         ("░" * (BAR_CELLS - cells), "yellow"),
-        f" {compute:.0%} | {wait:.0%} | {transfer:.0%}",
+        f" {share_text(compute)} | {share_text(wait)} | {share_text(transfer)}",
     )
 
 

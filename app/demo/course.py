@@ -36,7 +36,6 @@ from training.records.events import (
     SyncEvent,
     TimingEvent,
     UnknownEvent,
-    WarningEvent,
 )
 from training.records.plan import ClockPlan, RunPlan
 from training.simulated.clock import Cost
@@ -245,6 +244,7 @@ class TourScript:
         if len(self._live) < 2:
             return
         for rank in sorted(self._live):
+            wait = cost.interval * cost.wait(rank)
             yield SyncEvent(
                 time=self._time,
                 member=rank,
@@ -252,8 +252,8 @@ class TourScript:
                 round=step // self._interval,
                 bytes_sent=self._bytes,
                 bytes_received=self._bytes,
-                seconds=cost.exchange * (1 + self._random.uniform(0, _UNEVEN)),
-                wait=max(0.0, cost.wait(rank)),
+                seconds=max(wait, cost.exchange * (1 + self._random.uniform(0, _UNEVEN))),
+                wait=wait,
                 members=sorted(self._live),
                 weight_hash=f"{random.Random(step).getrandbits(64):016x}",
                 drift=0.0,
@@ -321,7 +321,6 @@ class TourScript:
         yield _log(self._time + 1.5, machine.name, broke)
         yield self._member(rank, "lost", at, message=f"silent for {_SILENCE:.0f} s")
         yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {_SILENCE:.0f} s; dropped")
-        yield WarningEvent(time=at, message=f"{machine.name} is lost: the others go on")
 
     def _return(self, rank: int) -> Iterator[Event]:
         name = self._machines[rank].name

@@ -122,7 +122,7 @@ def machines(evidence: Evidence) -> str:
         row = [rank, evidence.name(rank), device, status_text]
         row += [host.get("batch_size", "-"), done.steps if done else "-", done.samples if done else "-"]
         wall, times = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
-        row += [f"{duration_text(seconds)} ({seconds / wall:.0%})" for seconds in times] or ["-"] * 3
+        row += [f"{duration_text(seconds)} ({share_text(seconds / wall)})" for seconds in times] or ["-"] * 3
         memory = member.memory_peak if member else 0
         row += [memory_text(memory) if memory else "-"]
         row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
@@ -232,7 +232,7 @@ def prediction(evidence: Evidence) -> str:
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
     rows = [
         _comparison_row("time of a step", comparison.predicted_step * 1000, comparison.measured_step * 1000, "ms"),
-        _comparison_row("of which waiting", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
+        _comparison_row("of which all wait", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
         _comparison_row("share of waiting", comparison.predicted_share * 100, comparison.measured_share * 100, "%"),
         _comparison_row(
             "traffic", comparison.predicted_bytes_per_hour / 1e9, comparison.measured_bytes_per_hour / 1e9, "GB an hour"

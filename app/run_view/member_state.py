@@ -247,12 +247,14 @@ class MemberState:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Shares of compute, exposed wait, and transfer (hidden or not) in the window's wall time."""
-        seconds = sum(step.seconds for step in self.window)
-        if not seconds > 0:
+        """Shares of compute, exposed wait, and transfer (hidden or not) in the wall time of all its steps.
+
+        Members that exchange every H steps wait in each H-th step alone, so a window may hold no wait, or too many.
+        """
+        done = self.total
+        if not done.seconds > 0:
             return 0.0, 0.0, 0.0
-        compute, wait = sum(step.compute for step in self.window), sum(step.wait for step in self.window)
-        return compute / seconds, wait / seconds, min(1.0, sum(step.transfer for step in self.window) / seconds)
+        return done.compute / done.seconds, done.wait / done.seconds, min(1.0, done.transfer / done.seconds)
 
 
 def phase_text(phase: str, done: int, total: int | None) -> str:

@@ -39,8 +39,8 @@ class StrategyScreen(StepScreen):
         "'this run' is the predicted time of this run, from the measured links and speeds; 'why' says what makes the "
         "recommended way the best one. x shows every way by its name, with all figures and all reasons: 'same loss in' "
         "is the time until the final loss of the fastest machine alone is reached, by which ways are ranked; 'waits' "
-        "is the share of a step spent waiting for the network; 'loss' is how much higher it may end than with an "
-        "exchange in every step; 'merge' is the number of steps between two exchanges."
+        "is the share of the machines' time spent waiting for exchanges; 'loss' is how much higher it may end than "
+        "with an exchange in every step; 'merge' is the number of steps between two exchanges."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,

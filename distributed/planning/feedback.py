@@ -67,7 +67,7 @@ class PredictionComparison(Document):
     """Time of the member that waits least: the cost of the exchange, without that of slower members."""
     predicted_share: float
     measured_share: float
-    """Share of a step spent waiting for exchanges."""
+    """Share of the machines' time spent waiting for exchanges: the mean over them."""
     predicted_bytes_per_hour: float
     measured_bytes_per_hour: float
     """Traffic of the machine with the most."""
@@ -124,7 +124,8 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     busy = by_member(typical, lambda e: e.compute)
     moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received).values())
     wall, wait = max(step_seconds.values()), min(waits.values())
-    measured = _Measured(len(counted_steps), wall, wait, 0.0 if choice.alone else moved)
+    share = statistics.fmean(waits[name] / step_seconds[name] if step_seconds[name] else 0.0 for name in ranks)
+    measured = _Measured(len(counted_steps), wall, wait, share, 0.0 if choice.alone else moved)
     predicted_wait = _predicted_wait(candidate)
     exchange_ratio = _exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew)
     ratios = [busy[member.name] / _busy(member) * member.correction for member in candidate.members]
@@ -147,7 +148,8 @@ def _compare_stages(
         return None
     wall = max(_median_of_pairs([member[step].seconds for step in counted_steps]) for member in members)
     sent = max(member[step].bytes_sent + member[step].bytes_received for member in members for step in counted_steps)
-    measured = _Measured(len(counted_steps), wall, max(0.0, wall - max(busy)), sent)
+    wait = max(0.0, wall - max(busy))
+    measured = _Measured(len(counted_steps), wall, wait, wait / wall if wall else 0.0, sent)
     ratios = [seconds / _busy(member) for member, seconds in zip(candidate.members, busy)]
     return measured.comparison(candidate, trainable, busy, ratios)
 
@@ -160,6 +162,7 @@ class _Measured(NamedTuple):
     wall: float
     wait: float
     """Seconds."""
+    waiting: float
     moved: float
     """Bytes of the machine with the most."""
 
@@ -181,8 +184,8 @@ class _Measured(NamedTuple):
             measured_step=wall,
             predicted_wait=predicted_wait,
             measured_wait=self.wait,
-            predicted_share=predicted_wait / candidate.step,
-            measured_share=self.wait / wall if wall else 0.0,
+            predicted_share=candidate.waiting,
+            measured_share=self.waiting,
             predicted_bytes_per_hour=candidate.bytes_per_hour,
             measured_bytes_per_hour=self.moved * 3600 / wall if wall else 0.0,
             exchange_ratio=exchange_ratio,
@@ -292,8 +295,7 @@ def remember(
     Raises:
         BadInput: the cache folder cannot be written.
     """
-    cache = cache or MeasurementCache()
-    at = time.time() if now is None else now
+    cache, at = cache or MeasurementCache(), time.time() if now is None else now
     for member in comparison.members:
         key = _key(cluster.machine(member.name))
         history = cache.get(History, key) or History()
@@ -329,8 +331,7 @@ def corrections(
     Every factor is the geometric mean of the observations, shrunk towards 1, between 1/3 and 3; later runs and runs of
     a model of the same size have more weight.
     """
-    cache = cache or MeasurementCache()
-    moment = time.time() if now is None else now
+    cache, moment = cache or MeasurementCache(), time.time() if now is None else now
     compute: dict[str, float] = {}
     exchange: list[ExchangeCorrection] = []
     for machine in cluster.machines:
@@ -393,8 +394,7 @@ def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
         comparison = compare(planning.best, folder.events(), planning.job.trainable)
         if comparison is None:
             return {}
-        divided = bool(comparison.choice.blocks)  # blocks are measured, not corrected
-        if learn and not divided and (folder.path / FIGURES).is_file():
+        if learn and not comparison.choice.blocks and (folder.path / FIGURES).is_file():  # blocks are always measured
             remember(Figures.read(folder.path / FIGURES).cluster, comparison)
         return {"prediction": comparison.document()}
     return {}

@@ -106,9 +106,9 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     yield Reason.of("group-wins", choice.strategy, members=len(choice.members), useful=best.useful_speed_up,
                     speed_up=best.speed_up)  # fmt: skip
     yield from best.reasons
-    share = 100 * best.exposed / best.step if best.step else 0.0
+    share = 100 * best.waiting
     if share >= _NOTICEABLE_PERCENT:
-        yield Reason.of("exchange-exposed", exposed=best.exposed, step=best.step, share=share)
+        yield Reason.of("exchange-exposed", exposed=best.waiting * best.step, step=best.step, share=share)
     else:
         yield Reason.of("exchange-hidden", exchange=best.exchange)
     if not known_costs(choice).exact:
@@ -264,7 +264,7 @@ WORDS = {
     "slowest-air": "the Wi-Fi limits each exchange: {rate} for all machines on it, {seconds_text}",
     "slowest-member": "the processor of {subject} limits each exchange: it packs and moves {rate}, {seconds_text}",
     "exchange-hidden": "training does not wait for exchanges, of {exchange_text} each",
-    "exchange-exposed": "{share_text} of each step of {step_text} is spent waiting for the network",
+    "exchange-exposed": "{share_text} of each step of {step_text} is spent waiting for the network or other machines",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: " + _LOSS,
     "every-step": "an exchange in every step: " + _LOSS,
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "

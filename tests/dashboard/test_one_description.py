@@ -200,7 +200,7 @@ def test_a_paused_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_share_of_waiting(displays: Displays) -> None:
     assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting")
     assert who_is_slow(displays.picture).plain == "the machines waited 25 % of the time"
-    assert displays.report.count(" (25%)</td>") == len(LOSSES)
+    assert displays.report.count(" (25 %)</td>") == len(LOSSES)
 
 
 def test_the_end_has_the_same_word_in_timeline_notification_and_replay() -> None:

@@ -46,7 +46,7 @@ def lines(data: ChartData, width: int = 80, height: int = 15) -> list[str]:
 
 
 def test_a_ribbon_stands_under_the_steps_of_the_loss() -> None:
-    shown = lines(loss_chart(whole()))
+    shown = lines(loss_chart(whole()), width=84)
     axis, studio, air, pc, last = shown[-5:]
     assert studio.startswith("● studio│") and air.startswith("● air   │") and pc.startswith("● pc    │")
     assert axis.index("✗") == air.index("✗") and axis.index("+") == air.index("+")

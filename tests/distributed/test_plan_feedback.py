@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import cluster, job, machine, predict
 
+from app.run_view.headline import waiting_share
+from app.run_view.run_state import reduce_events
 from distributed.planning.documents.cluster import Cluster, MeasurementCache
 from distributed.planning.documents.corrections import LARGEST_FACTOR, Corrections, ExchangeCorrection, shrunk_mean
 from distributed.planning.documents.document import Candidate, Choice
@@ -89,6 +91,16 @@ def test_a_run_as_predicted_has_ratio_one() -> None:
     for choice in (EVERY_STEP, MERGED):
         candidate = predict(MACHINES, JOB, choice)
         assert compared(candidate, run(candidate, 30)).ratio == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("choice", [EVERY_STEP, MERGED])
+def test_plan_dashboard_and_comparison_tell_one_share_of_waiting(choice: Choice) -> None:
+    candidate = predict(MACHINES, JOB, choice)
+    events = run(candidate, 30 if choice is EVERY_STEP else 40)
+    assert 0 < candidate.waiting < 1
+    assert compared(candidate, events).measured_share == pytest.approx(candidate.waiting)
+    assert compared(candidate, events).predicted_share == candidate.waiting
+    assert waiting_share(reduce_events(events)) == pytest.approx(candidate.waiting)
 
 
 def test_a_divided_run_is_compared_stage_by_stage() -> None:

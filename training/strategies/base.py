@@ -51,7 +51,7 @@ def sync_event(
         round=round_,
         bytes_sent=traffic.bytes_sent,
         bytes_received=traffic.bytes_received,
-        seconds=traffic.transfer_seconds,
+        seconds=max(traffic.transfer_seconds, traffic.wait_seconds),  # a waiting thread is woken after the result
         wait=traffic.wait_seconds,
         members=list(members),
         weight_hash=weight_hash,

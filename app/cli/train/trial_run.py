@@ -221,9 +221,11 @@ def measure(
         raise BadInput("the trial run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
     interval = sync_schedule_of(settings).interval if plan.world_size > 1 else 1
-    compute = max(statistics.median(step.compute for step in steps) for steps in warm)
+    computes = [statistics.median(step.compute for step in steps) for steps in warm]
+    compute = max(computes)
     wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval
+    computing = statistics.fmean(computes) / seconds if seconds else 0.0
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
@@ -235,8 +237,8 @@ def measure(
         steps=state.step,
         seconds_per_step=seconds,
         samples_per_second=samples / seconds if seconds else 0.0,
-        compute_share=compute / seconds if seconds else 0.0,
-        wait_share=wait / interval / seconds if seconds else 0.0,
+        compute_share=computing,
+        wait_share=1.0 - computing if seconds else 0.0,
         transfer_share=min(1.0, transfer / interval / seconds) if seconds else 0.0,
         bytes_per_sync=traffic,
         steps_between_syncs=interval,

@@ -29,7 +29,7 @@ COLUMNS = (
     TableColumn("rate", "samples/s", right=True, min_width=6),
     TableColumn("share", "share", right=True, min_width=5, rank=6),
     TableColumn("time", "compute/wait", min_width=12),
-    TableColumn("wait", "wait", right=True, min_width=4, rank=4),
+    TableColumn("wait", "wait", right=True, min_width=5, rank=4),
     TableColumn("transfer", "transfer", right=True, min_width=5, rank=8),
     TableColumn("memory", "memory", right=True, min_width=6, rank=2),
     TableColumn("heat", "heat", right=True, min_width=4, rank=2),
@@ -112,22 +112,20 @@ def who_is_slow(picture: Picture) -> Content:
         alone = "one machine trained" if state.ended is not None else "one machine trains"
         return literal(alone if working else "no machine trains right now", "$text-muted")
     over = state.ended is not None
-    brake = slowest(state)
+    brake, share = slowest(state), f"{share_text(waiting_share(state) or 0.0)} of the time"
     if brake is None:
-        share = f"{share_text(waiting_share(state) or 0.0)} of the time"
         words = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
         return literal(words, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     batch_share = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
-    idle = statistics.fmean(m.shares[1] for m in working if m is not brake)
     own_time, others_time = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
         f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
         f"{own_time} a step, theirs {others_time}",
-        (f"; they {'waited' if over else 'wait'} {share_text(idle)} of the time", "$text-muted"),
+        (f"; the machines {'waited' if over else 'wait'} {share}", "$text-muted"),
     )  # fmt: skip
 
 
@@ -165,10 +163,10 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
         literal("-" if rate is None else f"{rate:.1f}"),
-        literal(f"{rate / total:.0%}" if rate is not None and total else "-"),
+        literal(share_text(rate / total) if rate is not None and total else "-"),
         shares_bar(member, _BAR) if busy else Content(""),
-        literal(f"{wait:.0%}" if busy else "-"),
-        literal(f"{transfer:.0%}" if busy else "-"),
+        literal(share_text(wait) if busy else "-"),
+        literal(share_text(transfer) if busy else "-"),
         literal("-") if not memory else literal(memory_text(memory), "$text-warning" if full else ""),
         literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
         literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),

@@ -301,7 +301,7 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
             folder = machine.project_path or "~/.cache/muster"
             sent = "code and model" if stay else "code, data and model"
             yield MachineChange(f"data:{key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
-            yield MachineChange(f"run:{key}", name, f"this run's folder in {folder}; clean removes it")
+            yield MachineChange(f"run:{key}", name, f"this run's folder in {folder}; 'machines clean' removes it")
             yield MachineChange(f"awake:{key}", name, "is kept awake while it trains", "~")
 
 

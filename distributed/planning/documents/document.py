@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -294,8 +295,12 @@ class Candidate(PredictedOutcome):
 
     @property
     def waiting(self) -> float:
-        """Share of a step spent waiting for the network; 0 if the time of a step is not known."""
-        return self.exposed / self.step if self.step else 0.0
+        """Share of the machines' time in which training stands still for exchanges, as a run measures it: the mean over
+        the machines. 0 if the time of a step is not known."""
+        busy = [member.busy for member in self.members]
+        if self.choice.blocks or not busy or not all(0.0 < seconds <= self.step for seconds in busy):
+            return self.exposed / self.step if self.step else 0.0  # stages, or machines that do not wait for each other
+        return 1.0 - statistics.fmean(busy) / self.step
 
 
 class Settings(Document):
