@@ -325,9 +325,10 @@ class ElectionWorld:
         worker = self.workers[rank]
         if not worker.is_alive or not self._stands(worker):
             return
-        self.connect(rank)
         mesh = [self.workers[other] for other in worker.report.members]
-        if self._drop_astray(mesh):
+        for other in mesh:
+            self.connect(other.rank)
+        if not all(other.linked >= {*worker.report.members} for other in mesh) or self._drop_astray(mesh):
             return
         longest = max((other.results for other in mesh), key=len)
         number = len(worker.results)

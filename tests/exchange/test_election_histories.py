@@ -142,6 +142,20 @@ def test_members_elect_another_one_if_it_dies_once_one_of_them_knows_that_all_ar
     assert world.standing_meshes() == ({(2, 3)} if connected else set())
 
 
+def test_a_vote_of_one_that_missed_a_mesh_in_which_nothing_was_done_is_not_lost() -> None:
+    world = ElectionWorld(4)
+    world.hang_up(0)
+    for rank in (1, 2, 3):
+        while world.workers[rank].report.up:
+            world.hear(rank, 1)
+    for rank in (1, 2):
+        world.hear(rank, answers=False)  # they are in a mesh without 0, which 3 and the coordinator do not live to see
+    world.lose_machine(3)
+    world.set_cuts(cuts(*((4, rank) for rank in range(4))))
+    world.go_on(12)
+    assert world.standing_meshes() == {(0, 1, 2)}
+
+
 def test_a_machine_that_joins_after_an_election_has_a_vote() -> None:
     world = ElectionWorld(3, spare=1)
     world.set_cuts(cuts(*((4, rank) for rank in range(4))))

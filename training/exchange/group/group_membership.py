@@ -273,7 +273,7 @@ class GroupMembership:
         self._given_up_since = self._now
         self.epoch = max(self.epoch + _SKIPPED_EPOCHS * self._config.elects, first_epoch(self._config.term))
         self._resuming_until, self._joining.last = None, 1000 * self.epoch  # above all earlier numbers
-        self._drop_all(verdicts.left_behind(live), may_return=True)
+        self._drop_all(verdicts.left_behind(live, self._config.elects), may_return=True)
         return True
 
     def _end_mesh_if_needed(self, form: MeshStart) -> bool:

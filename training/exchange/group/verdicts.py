@@ -214,13 +214,16 @@ def holders_of_recomputed(group: Sequence[Member], bounds: Mapping[int, int]) ->
     return [(m.rank, "the others recomputed a result without it that it already had") for m in gone]
 
 
-def left_behind(live: Sequence[Member]) -> list[Verdict]:
+def left_behind(live: Sequence[Member], elects: bool) -> list[Verdict]:
     """Return members that reconnect to a restarted coordinator but were not in the newest mesh: the others' progress
     when that began is unknown. A mesh that one of its members has never been in has not stood, and nothing was done
-    there."""
+    there; nor where they ``elect`` coordinators and none of them knows that it counts, as whoever has done anything
+    there was connected with all the others."""
 
     def may_have_stood(reports: Member) -> bool:
-        mesh, members = reports.report.mesh, reports.report.members
+        mesh, members, committed = reports.report.mesh, reports.report.members, reports.report.committed
+        if elects and (committed is None or committed.epoch < mesh):
+            return False
         return all(other.report.mesh >= mesh for other in live if other.rank in members)
 
     stood = [(member.report.mesh, member.report.members) for member in live if may_have_stood(member)]
