@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.exchange.coordinator_protocol import Configuration, Report, Standing
+from training.exchange.coordinator_protocol import MAX_UNCOMMITTED, Configuration, MeshStart, Report, Standing
 from training.exchange.group.coordinator_state import CoordinatorConfig, quorum_of
 from training.exchange.group.election import Neighbour, Successor, choose
 from training.exchange.group.quorum import Quorum, has_votes, may_elect, next_term, term_of
@@ -46,6 +46,19 @@ def test_a_process_that_was_started_again_has_no_vote() -> None:
     quorum.ended |= {2}
     quorum.note_return(Neighbour(2, Standing()))
     assert quorum.may_form([voter(0), Neighbour(2, Standing())])
+
+
+def test_meshes_that_never_count_are_refused_in_plain_words_before_no_message_can_hold_them() -> None:
+    warnings: list[str] = []
+    quorum = Quorum(warn=warnings.append)
+    quorum.begin(range(3))
+    group = [voter(rank) for rank in range(3)]
+    formed = [quorum.form(Configuration.of(epoch, range(3)), group) for epoch in range(2, 2 + MAX_UNCOMMITTED)]
+    MeshStart(peers={}, stand=0, donor=0, earlier=formed[-1])
+    assert not warnings and not quorum.may_form(group) and not quorum.may_form(group)
+    assert len(warnings) == 1 and f"{MAX_UNCOMMITTED} meshes" in warnings[0]
+    elected = Report(epoch=70, mesh=70, members=(0, 1, 2), earlier=formed[-1])
+    assert not Quorum().may_form([Neighbour(rank, Standing(report=elected)) for rank in range(3)])
 
 
 def test_asking_changes_nothing() -> None:

@@ -121,6 +121,15 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool =
         raise
 
 
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the names in a folder, so that a power failure brings none of earlier files back."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def add_file(digest: Any, path: Path) -> Any:
     """Return a hash (of ``hashlib``) to which the content of a file was added."""
     with path.open("rb") as stream:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
-from training.records.run_files import explain_full_disk, sha256
+from training.records.run_files import explain_full_disk, sha256, sync_folder
 from training.snapshots.pieces import Cut
 from training.snapshots.tensor_file import TensorFile
 
@@ -236,7 +236,7 @@ class SnapshotStore:
             # Another course of the run was here; a folder that holds files cannot be replaced in one call.
             folder.rename(replaced)
         writing.rename(folder)
-        _sync_folder(self.directory)
+        sync_folder(self.directory)
         shutil.rmtree(replaced, ignore_errors=True)
         return folder
 
@@ -273,7 +273,7 @@ def _write(folder: Path, step: int, pieces: Iterable[memoryview], state: Mapping
     }
     manifest = json.dumps({"sha256": _body_hash(body), **body}, indent=1).encode()
     size += _write_hashed(folder / _MANIFEST, [memoryview(manifest)])[0]
-    _sync_folder(folder)
+    sync_folder(folder)
     return size
 
 
@@ -382,14 +382,6 @@ def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
 
 def _body_hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explain(error: OSError, folder: Path) -> tuple[str, str]:

@@ -208,14 +208,12 @@ class Coordinator:
                 member = await self._identify(reader, writer)
             finally:
                 self.unauthenticated.leave(host)
-            while data := await reader.readline():
+            while data := await _next_line(reader):
                 self.group.on_report(member, parse(Report, data))
         except ProtocolError as error:
             reason = str(error)
             if member is None:
                 self._refuse(writer, reason)
-        except ValueError:
-            reason = "it sent a line that is too long"
         except (OSError, asyncio.TimeoutError, EOFError):
             pass
         finally:
@@ -270,6 +268,13 @@ class Coordinator:
             self._log(WarningEvent(message=f"refused a connection from {peer and peer[0]}: {reason}"))
         if not writer.transport.is_closing():
             writer.transport.write(encode_line(GroupStatus(failed=reason)))
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise ProtocolError("it sent a line that is too long") from None
 
 
 def _plain_address(address: str) -> str:

@@ -26,7 +26,7 @@ from training.exchange.coordinator_protocol import (
 )
 from training.exchange.group.quorum import Quorum, VotingRecord
 from training.records.events import PeerPath, WarningEvent, WaysEvent
-from training.records.run_files import write_atomically
+from training.records.run_files import sync_folder, write_atomically
 
 
 class CoordinatorConfig(BaseModel):
@@ -227,14 +227,18 @@ def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
     }
 
 
-def quorum_of(config: CoordinatorConfig) -> Quorum:
+def quorum_of(config: CoordinatorConfig, log: Callable[[WarningEvent], None] = lambda event: None) -> Quorum:
     """Return the votes of a coordinator; one that is started again knows those before."""
+
+    def warn(line: str) -> None:
+        log(WarningEvent(message=line))
+
     if config.state is None:
-        return Quorum(config.elects)
+        return Quorum(config.elects, warn=warn)
     record = None
     with contextlib.suppress(OSError, ValueError):
         record = VotingRecord.model_validate_json(config.state.read_bytes())
-    return Quorum(config.elects, record, functools.partial(_write_votes, config.state))
+    return Quorum(config.elects, record, functools.partial(_write_votes, config.state), warn)
 
 
 def _write_votes(path: Path, record: VotingRecord) -> None:
@@ -245,6 +249,8 @@ def _write_votes(path: Path, record: VotingRecord) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # or a power failure brings the record before it back
+        sync_folder(path.parent)
 
 
 def _is_loopback(address: str) -> bool:

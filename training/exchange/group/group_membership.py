@@ -47,7 +47,7 @@ class GroupMembership:
         self._config, self._log = config, log
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
-        self._quorum = coordinator_state.quorum_of(config)
+        self._quorum = coordinator_state.quorum_of(config, log)
         self._banned, self._left = set[int](), self._quorum.left
         self._verdicts: dict[str, GroupStatus] = {}  # of dropped members, by incarnation
         self.relay = 0  # port of the relay for pairs of members that cannot dial one another

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from training.exchange.coordinator_protocol import COUNT_BITS, RANK_BITS, Configuration, Report
+from training.exchange.coordinator_protocol import COUNT_BITS, MAX_UNCOMMITTED, RANK_BITS, Configuration, Report
 
 
 class Voter(Protocol):
@@ -104,6 +104,7 @@ class Quorum:
         is_needed: ``False``: members never elect another coordinator, and any of them may go on.
         record: of this coordinator, before it was started again.
         write: writes the record, before anybody hears of what it says.
+        warn: takes a line about why the members wait, once.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class Quorum:
         is_needed: bool = True,
         record: VotingRecord | None = None,
         write: Callable[[VotingRecord], None] = lambda record: None,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._is_needed, self._write = is_needed, write
+        self._is_needed, self._write, self._warn = is_needed, write, warn
         self.record = record if is_needed and record is not None else VotingRecord()
         self._earlier: list[Configuration] = []
         """The configurations whose votes the newest mesh has."""
@@ -150,10 +152,19 @@ class Quorum:
         """
         if not self._is_needed:
             return True
-        if (committed := self._counting_for(group)) is None:
+        committed = self._counting_for(group)
+        needed = counting(group) if committed is None else [committed, *self.record.formed]
+        if len(needed) > MAX_UNCOMMITTED:
+            self._warn(
+                f"{MAX_UNCOMMITTED} meshes one after the other have broken before enough members had heard of them: "
+                "all wait, and end with a snapshot; resume the run from it when their connections hold"
+            )
+            self._warn = lambda line: None
+            return False
+        if committed is None:
             return may_elect(group)
         voters = {member.rank for member in group if member.report.epoch} | self._departed
-        return all(has_votes(earlier, voters, breaks_tie=True) for earlier in (committed, *self.record.formed))
+        return all(has_votes(earlier, voters, breaks_tie=True) for earlier in needed)
 
     def form(self, mesh: Configuration, group: Collection[Voter]) -> tuple[Configuration, ...]:
         """Note that a group, which may, becomes this mesh; return the configurations whose votes it has."""
