@@ -287,12 +287,16 @@ class Supervisor:
 
     def _is_cut_off(self) -> bool:
         """Whether the members that cannot be reached may go on as the run."""
+        meeting_point, coordinator = self._run.meeting_point if self._run is not None else None, self._coordinator
+        elected, decide = (meeting_point.elected, meeting_point.committed) if meeting_point else (None, None)
         active = [worker for worker in self._workers if not worker.ended] if self._start_watch.begun else []
-        away = [worker.assignment.rank for worker in active if not worker.is_connected]
-        elected = self._run.meeting_point.elected if self._run is not None else None
-        coordinator = self._coordinator
-        is_coordinator_away = elected.rank in away if elected else coordinator and not coordinator.is_connected
-        return self._cut_off.judge(len(away), len(active), bool(is_coordinator_away))
+        connected = {worker.assignment.rank: worker.is_connected for worker in active}
+        counting = [rank for rank in connected if decide is None or rank in decide]
+        away = sum(not connected[rank] for rank in counting)
+        is_coordinator_away = (
+            not connected.get(elected.rank, True) if elected else coordinator and not coordinator.is_connected
+        )
+        return self._cut_off.judge(away, len(counting), bool(is_coordinator_away))
 
     def _delivers(self, rank: int) -> bool:
         """Wait for the attached members of lower rank; return whether none of them has delivered a model.

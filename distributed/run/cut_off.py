@@ -31,7 +31,7 @@ class CutOff:
         :mod:`training.exchange.group.quorum`.
 
         Args:
-            members: number of those that train.
+            members: number of those that count: of the last mesh that is known to count, else of all that train.
             has_coordinator: the coordinator is away as well: it breaks a tie.
         """
         with self._lock:

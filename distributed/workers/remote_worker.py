@@ -175,6 +175,8 @@ class RemoteWorker:
                 timeout, name = self.timeouts.give_up, self.assignment.brings
                 fetch_model(self.link, *self._folder, self.run_dir, timeout, self.delivers, name)
         except (MusterError, OSError) as error:
+            if self._code is None:  # it is given up, and may run on
+                self.end_reason = str(error)
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
         finally:

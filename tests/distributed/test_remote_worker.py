@@ -340,3 +340,4 @@ def test_a_machine_without_a_way_to_the_others_says_why_it_has_none(machines: Ma
     event = [from_line(line) for line in lines][-1]
     assert isinstance(event, ErrorEvent) and "does not forward ports" in event.message
     assert event.hint == "AllowTcpForwarding yes" and worker.exit_code() == ExitCode.NOT_READY
+    assert bool(worker.end_reason) is not started  # no process of it is known to have ended: it may vote

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import psutil
 
 from profiles.errors import BadInput, MusterError, RunFailed
-from training.exchange.group.quorum import carrier_of
+from training.exchange.group.quorum import VotingRecord, carrier_of
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.torch_backend.store_server import StoreServer
 from training.records.events import ElectionEvent, Event, WarningEvent
@@ -31,6 +31,7 @@ _MOST_ENDS, _SETTLED = 5, 2.0
 _PORT_SECONDS = 20.0
 """Seconds to wait until the port of a restarted coordinator is free."""
 _LOOK = 0.5
+_VOTES = "committed.json"
 
 
 def columns_of(plan: RunPlan) -> list[tuple[int, ...]]:
@@ -159,6 +160,17 @@ class MeetingPoint:
             "store": f"127.0.0.1:{self._store.port}" if self._store else "",
         }
 
+    @property
+    def committed(self) -> tuple[int, ...] | None:
+        """The members of the newest mesh that counts, as this machine's coordinator has written it down for when it is
+        started again; ``None``: another machine's coordinator knows."""
+        if not self._plan.elects or self.elected is not None:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            record = VotingRecord.model_validate_json((self._folder.path / "secrets" / _VOTES).read_bytes())
+            return record.committed.members if record.committed is not None else None
+        return None
+
     def _start_coordinator(self, column: Collection[int], again: bool) -> None:
         number = f"-{len(self._coordinators) + 1}" if self._coordinators else ""
         config, log, secrets = self._config(column), self._open_log(f"coordinator{number}"), self._folder.secrets
@@ -194,7 +206,7 @@ class MeetingPoint:
             "address": self._listen,
             "port": port and port + len(self._coordinators),
             "certificates": str(secrets / "coordinator"),
-            "state": str(secrets / "committed.json"),
+            "state": str(secrets / _VOTES),
         }
 
     def note_event(self, event: Event) -> None:
