@@ -9,13 +9,12 @@ that no event is lost or doubled. Its commands are numbered too.
 
 Every line that arrives renews the lease. When it expires, the worker is told to stop with a snapshot and is killed
 after a grace time with all its descendants; then the daemon ends. A guard process does the same if the daemon itself is
-killed. The worker of a run that can go on by itself trains to the end instead. Its records stay on the disk, where a
-supervisor that returns gets them (:func:`attach`).
+killed. The worker of a run that can go on by itself, and has begun, trains to the end instead. Its records stay on the
+disk, where a supervisor that returns gets them (:func:`attach`).
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import json
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import Attach, Start
+from distributed.agent.run_folders import write_files
 from distributed.agent.spool import Spool, stored_records
 from distributed.system import keep_awake
 from training.records.lease import Lease, held_elsewhere
@@ -46,6 +46,9 @@ LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
 NO_MORE_COMMANDS = 1 << 50
 """Number of commands that an agent which has ended names: it carries out no other."""
 TIMEOUT = 10.0
+START_SILENCE = 60.0
+"""Seconds without the machine that started the run after which a worker that is not ready to train is ended."""
+_READY = b'"status":"ready"'
 _TICK, _MOST_FILES = 0.1, 4096
 
 
@@ -69,8 +72,8 @@ class Daemon:
         self._renewed = time.monotonic()
         self._commands = 0
         self._why, self._over = "", False
-        self._is_told, self._ended = False, 0.0
-        """Whether the worker knows that the lease is over; when it has ended."""
+        self._is_told, self._ended, self._is_ready = False, 0.0, False
+        """Whether the worker knows that the lease is over; when it has ended; whether it has the starting state."""
         self._farewell: dict[str, Any] | None = None
         self._dismissed = threading.Event()
         self._lock = threading.Lock()
@@ -115,6 +118,9 @@ class Daemon:
         """Whether the worker goes on though the lease is over."""
         if self._order.unattended == "stop" or self._over:
             return False
+        is_waiting = self._order.unattended == "train" and not self._is_ready
+        if is_waiting and time.monotonic() - self._renewed > START_SILENCE:
+            return False  # the start may have failed: nobody else would tell it
         if not self._is_told:
             self._is_told = True
             command = "unattended" if self._order.unattended == "train" else "stop"  # a coordinator then serves on
@@ -161,6 +167,8 @@ class Daemon:
         left = LOG_BUDGET if kind == "log" else sys.maxsize
         for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
             left -= len(line)
+            if kind == "event" and _READY in line:
+                self._is_ready = True
             if left > 0:  # beyond the budget it is read and dropped, so that the worker does not block
                 self._spool.append({kind: line.decode("utf-8", "replace")})
 
@@ -272,16 +280,6 @@ def start_guard(grace: float) -> tuple[int, int]:
     if not can_connect() and not held_elsewhere(Path.cwd()):  # else they belong to another attempt
         shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
-
-
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files (base64 by relative path) readable by this user only."""
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(base64.b64decode(content))
 
 
 def start(root: Path, order: Start) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Start(MachineRequest, by="daemon:start"):
     """Environment variables where none are set."""
     unattended: str = "stop"
     """What becomes of the worker when the lease is over: ``stop``; ``train``: it is told so, and goes on with the other
-    members; ``serve``: its input is closed."""
+    members, if it has begun; ``serve``: its input is closed."""
 
 
 class Attach(MachineRequest, by="daemon:attach"):

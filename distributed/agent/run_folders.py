@@ -1,14 +1,16 @@
-"""Answers questions about the folders of a run's workers on a machine: which snapshots are in them; and removes them.
+"""The folders of a run's workers on a machine: which snapshots are in them; writes and removes files there.
 
 Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,13 @@ def remove(root: Path, request: RemoveRun) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         folder.rmdir()
     return {}
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files (base64 by relative path) readable by this user only."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(base64.b64decode(content))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from distributed.machine.packing import AGENT, program
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import is_dead, line_of, signal_all
 from tests.waiting import until
+from training.records.events import MemberEvent, to_line
 
 pytestmark = pytest.mark.slow
 
@@ -279,6 +282,19 @@ def test_who_can_go_on_without_a_starter_does_and_its_records_stay(agents: Agent
     found = again.records(lambda record: "end" in record)
     assert [record["seq"] for record in found] == list(range(told["seq"], found[-1]["seq"] + 1))
     again.close()
+
+
+@pytest.mark.parametrize("status", ["started", "ready"])
+def test_a_worker_that_has_not_begun_does_not_go_on_without_its_starter(tmp_path: Path, status: Any) -> None:
+    daemon = Daemon.__new__(Daemon)
+    daemon._spool, daemon._over, daemon._is_told, daemon._is_ready = Spool(tmp_path / "spool"), False, True, False
+    daemon._order = Start("run-1", "0", [], {}, {}, {}, 1.0, 1.0, {}, unattended="train")
+    daemon._pump(io.BytesIO(to_line(MemberEvent(status=status, name="b")).encode() + b"\n"), "event")
+    went_on = []
+    for silence in (0.0, agent.START_SILENCE + 1.0):
+        daemon._renewed = time.monotonic() - silence
+        went_on.append(daemon._goes_on())
+    assert went_on == [True, status == "ready"]
 
 
 def test_good_bye_removes_everything_unless_it_is_to_be_kept(agents: Agents) -> None:
