@@ -5,19 +5,24 @@ An agent's messages are validated line by line and bounded: a machine is authent
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from posixpath import join
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from distributed.agent.requests import Start
 from profiles.installation import TYPED_PROGRAM, program_words
 from training.records.bounded_fields import Count, Text
 from training.records.plan import RunPlan
-from training.run.processes import thread_limits
+from training.run.processes import WAITING, thread_limits
+
+_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class Assignment:
     resumes: bool = True
     """Whether it may be resumed from its folder; else that is fetched and removed however it ends."""
 
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder among those of the members."""
+        return self.folder or str(self.rank)
+
 
 def assigned(
     plan: RunPlan, links: Mapping[str, str], rank: int, threads: int, module: str = Assignment.module
@@ -97,6 +107,32 @@ def assigned_coordinator(
         brings="",
         unattended="serve" if config["elects"] else "stop",
     )
+
+
+def start_request(assignment: Assignment, timeouts: AgentTimeouts, root: str) -> Start:
+    """Return the request that starts the program of an assignment on a machine with Muster's folder ``root``."""
+    name = assignment.folder_name
+    options = {"--plan": "plan.json", "--rank": name, "--run-dir": "{folder}", "--secrets": "secrets"}
+    defaults = [word for pair in options.items() for word in pair]
+    arguments = defaults if assignment.arguments is None else assignment.arguments
+    files = {"plan.json": assignment.plan, **assignment.files}
+    return Start(
+        assignment.run_id,
+        name,
+        argv=["{python}", "-m", assignment.module, *arguments],
+        env={"PYTHONPATH": _PYTHONPATH, **assignment.environment},
+        defaults=WAITING,
+        files={path: encoded(content) for path, content in files.items()},
+        links={path: join(root, folder) for path, folder in assignment.links.items()},
+        lease=timeouts.lease,
+        grace=timeouts.grace,
+        unattended=assignment.unattended,
+    )
+
+
+def encoded(content: bytes) -> str:
+    """Return the content of a file as it stands in a message."""
+    return base64.b64encode(content).decode()
 
 
 class AgentHello(BaseModel):

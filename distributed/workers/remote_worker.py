@@ -5,7 +5,6 @@ The connection may be lost and made again while the worker runs on. :meth:`Remot
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import json
@@ -17,23 +16,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from posixpath import join
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from distributed.agent.requests import Attach, Forget, Start
+from distributed.agent.requests import Attach, Forget
 from distributed.machine.link import MachineLink
 from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
-from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
+from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record, encoded, start_request
 from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
 from profiles.quantities import bytes_text
 from training.records.bounded_fields import first_problem
 from training.records.events import ErrorEvent, Event, WarningEvent, to_line
-from training.run.processes import WAITING, NumberedLine
+from training.run.processes import NumberedLine
 from training.run.stopping import ProgressMonitor
 
 LOST = 255
@@ -44,7 +42,6 @@ _BACKLOG_SECONDS = 3.0
 """Seconds after connecting in which events may have waited for the connection."""
 _POLL = 0.1
 """Seconds between checks of whether a worker that has not started yet is still wanted."""
-_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
 
 @dataclass(eq=False)
@@ -169,7 +166,7 @@ class RemoteWorker:
                     self._raise_broken()
                     self._lose("ended before it was started")
                     return
-                self.link.ask(self._start(), timeout=30.0)
+                self.link.ask(start_request(self.assignment, self.timeouts, self.link.root), timeout=30.0)
             yield from self._follow()
             if self._over and self.assignment.brings:
                 timeout, name = self.timeouts.give_up, self.assignment.brings
@@ -198,7 +195,7 @@ class RemoteWorker:
 
     @property
     def _folder(self) -> tuple[str, str]:
-        return self.assignment.run_id, self.assignment.folder or str(self.assignment.rank)
+        return self.assignment.run_id, self.assignment.folder_name
 
     def _wait_until_ready(self) -> bool:
         """Return whether the worker is to be started; a run that ends does not wait for files under way.
@@ -212,27 +209,10 @@ class RemoteWorker:
             self.ready.result()
         return not self.is_unwanted
 
-    def _start(self) -> Start:
-        options = {"--plan": "plan.json", "--rank": self._folder[1], "--run-dir": "{folder}", "--secrets": "secrets"}
-        defaults = [word for pair in options.items() for word in pair]
-        arguments = defaults if self.assignment.arguments is None else self.assignment.arguments
-        files = {"plan.json": self.assignment.plan, **self.assignment.files}
-        return Start(
-            *self._folder,
-            argv=["{python}", "-m", self.assignment.module, *arguments],
-            env={"PYTHONPATH": _PYTHONPATH, **self.assignment.environment},
-            defaults=WAITING,
-            files={path: _encoded(content) for path, content in files.items()},
-            links={path: join(self.link.root, folder) for path, folder in self.assignment.links.items()},
-            lease=self.timeouts.lease,
-            grace=self.timeouts.grace,
-            unattended=self.assignment.unattended,
-        )
-
     def _certificates(self) -> dict[str, str]:
         folder = self.secrets / f"member-{self.assignment.rank}"
         files = sorted(folder.iterdir()) if folder.is_dir() else []
-        return {f"secrets/{folder.name}/{path.name}": _encoded(path.read_bytes()) for path in files}
+        return {f"secrets/{folder.name}/{path.name}": encoded(path.read_bytes()) for path in files}
 
     # ----------------------------------------------------------------------------------------------------- follow
 
@@ -242,6 +222,8 @@ class RemoteWorker:
         while self._code is None:
             problem = f"{self.link.name}: the connection ended"
             try:
+                if is_disconnected:
+                    self._redial(pause, last_heard + self.timeouts.silence)
                 for record in self._records():
                     last_heard, pause, self.is_connected = time.monotonic(), 0.1, True
                     if is_disconnected:
@@ -269,8 +251,31 @@ class RemoteWorker:
             if not is_disconnected:
                 is_disconnected = True
                 yield self._note(f"{problem}; its worker may go on; reconnecting")
-            time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+    def _redial(self, pause: float, given_up_at: float) -> None:
+        """Dial the machine again after a pause; that may take long, and is not waited for after ``given_up_at`` where
+        the worker is not wanted any more.
+
+        Raises:
+            MusterError, OSError: it cannot be reached.
+        """
+        dialled: Future[None] = Future()
+
+        def dial() -> None:
+            time.sleep(pause)
+            try:
+                self.link.connection()
+            except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+                dialled.set_exception(error)
+            else:
+                dialled.set_result(None)
+
+        threading.Thread(target=dial, daemon=True).start()
+        while wait([dialled], _POLL).not_done:
+            if self.is_unwanted and time.monotonic() > given_up_at:
+                raise TimeoutError
+        dialled.result()
 
     def _raise_broken(self) -> None:
         """Raise the reason why it was killed, where it had no route to the coordinator.
@@ -391,7 +396,3 @@ class RemoteWorker:
         with contextlib.suppress(MusterError, OSError, ValueError):
             for _ in self._records():
                 continue
-
-
-def _encoded(content: bytes) -> str:
-    return base64.b64encode(content).decode()

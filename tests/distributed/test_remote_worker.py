@@ -234,6 +234,19 @@ def test_a_machine_that_stays_away_is_lost(machines: Machines) -> None:
     assert worker.end_reason.startswith("could not be reached for")
 
 
+def test_at_the_end_a_machine_that_is_away_is_not_waited_for(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = machines.worker(AgentTimeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=60.0))
+    machines.reachable, over = False, threading.Event()
+    lines = worker.lines()
+    assert from_line(next(lines)).kind == "warning"
+    monkeypatch.setattr(machines.link, "connection", lambda: over.wait(60.0))  # dialling takes long
+    worker.signal(signal.SIGKILL)
+    assert [*lines] == [] and worker.exit_code() == LOST and not over.is_set()
+    over.set()
+
+
 HELLO = '{"commands": 0}\n'
 
 
