@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from app.plan_table import way_text
-from profiles.errors import BadInput
+from profiles.errors import BadInput, ExitCode, RunFailed
 from tests.layouts.deep_model import deep_model
 from tests.layouts.staged_records import (
     Record,
@@ -27,15 +27,18 @@ from tests.layouts.staged_records import (
     weights_in,
 )
 from tests.training.memory_exchange import RoomExchange, together
-from training.exchange.base import MeanResult
+from training.exchange.base import ExchangeDropped, MeanResult, SoloExchange
 from training.exchange.codecs import codec_by_name
 from training.layouts.columns import ColumnExchange, check_in_parts
 from training.layouts.staged import StagedModel
+from training.loop.train_member import train
+from training.loop.trainer import Trainer
 from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WarningEvent, WaysEvent
 from training.records.plan import DevicePlan, RunPlan
 from training.run.intake import COORDINATOR
 from training.run.meeting_point import columns_of
 from training.run.membership import Membership, WorkerHandle
+from training.run.orders import Control
 from training.run.run_controller import RunController
 from training.strategies.base import Strategy
 from training.strategies.registry import strategy_class
@@ -168,6 +171,20 @@ def test_a_weight_of_two_columns_must_stay_alike(options: dict[str, Any], refusa
     check_in_parts(strategy_class(settings.strategy), settings, ties=False)
     with pytest.raises(BadInput, match=refusal) if refusal else nullcontext():
         check_in_parts(strategy_class(settings.strategy), settings, ties=True)
+
+
+def test_a_device_that_its_column_has_dropped_ends_as_its_member_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(trainer: Trainer) -> ExitCode:
+        raise ExchangeDropped("dropped from the group: too far behind")
+
+    monkeypatch.setattr(Trainer, "__init__", lambda *arguments: None)
+    monkeypatch.setattr(Trainer, "run", drop)
+    exchanges, plan = iter([SoloExchange()]), staged()
+    with pytest.raises(RunFailed, match="too far behind") as failure:  # and joins no second time
+        train(plan, 1, cast(Any, None), lambda: next(exchanges), tmp_path, [].append, Control())
+    assert failure.value.machine == plan.process(1).name
 
 
 def test_a_column_is_an_exchange_of_members() -> None:

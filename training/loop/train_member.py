@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from training.layouts.base import Layout
     from training.tasks.base import Task
 
+_RESUME = "resume the run from its newest snapshot"
+
 
 @contextmanager
 def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) -> Iterator[torch.device]:
@@ -70,7 +72,8 @@ def train(
     control: Control,
     layout: Callable[[], Layout | None] = lambda: None,
 ) -> ExitCode:
-    """Train as one member, which joins again if the others went on without it.
+    """Train as one member, which joins again if the others went on without it. A device of several does not: the others
+    of its member wait for it in the middle of a step, and see at once that it ends.
 
     Args:
         rank: of this process.
@@ -92,6 +95,8 @@ def train(
             member.layout.close()
             return ending
         except ExchangeDropped as error:
+            if plan.is_staged:
+                raise RunFailed(str(error), _RESUME, machine=name) from error
             emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
         except ExchangeError as error:
             alone = not exchange.shares_process  # else it is the failure of another member, whose turn it may be
@@ -99,7 +104,7 @@ def train(
             if keeps and member.keep_last_step() and (reason := control.stop_reason):
                 emit(MemberEvent(status="left", name=name, message=reason))
                 return ExitCode.STOPPED
-            raise RunFailed(str(error), "resume the run from its newest snapshot", machine=name) from error
+            raise RunFailed(str(error), _RESUME, machine=name) from error
         finally:
             exchange.close()
 
