@@ -93,6 +93,8 @@ class Supervisor:
         self._workers: list[RemoteWorker] = []
         self._coordinator: RemoteCoordinator | None = None
         self._cut_off = CutOff(lambda message: self._note(WarningEvent(message=message)), leave)
+        self._warned = set[str]()
+        """What was said of attempts to go on without a machine."""
         self._keep_files: Future[bool] = Future()
         """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
@@ -324,8 +326,10 @@ class Supervisor:
             raise BadInput("no machine is left", "resume the run when they are back")
         hosts = Hosts(machines=tuple(self._links[name].machine for name in left), ssh_config=self._ssh_config)
 
-        def tell(line: str) -> None:
-            self._note(WarningEvent(message=line))
+        def tell(line: str) -> None:  # once, however often it is tried while a machine is away
+            if line not in self._warned:
+                self._warned.add(line)
+                self._note(WarningEvent(message=line))
 
         options = PrepareOptions(tell=tell, allow_missing=True, repair=False, dial=self._dial)
         machines = prepare(hosts, self._plan.profile.model.task, options)

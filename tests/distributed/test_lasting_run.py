@@ -6,9 +6,14 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from distributed import supervision
+from distributed.hosts.schema import Hosts, Machine
+from distributed.preparation.prepare import PrepareOptions
 from distributed.run import lasting_run
 from distributed.run.lasting_run import GOES_ON, LastingRun
 from profiles.errors import BadInput, ExitCode
@@ -145,3 +150,25 @@ def test_a_run_that_is_to_stop_does_not_go_on(make_stage: Make) -> None:
     fails(stage, 0)
     fails(stage, 2)
     assert stage.run.outcome().status == "failed"
+
+
+def test_what_is_said_each_time_while_a_run_waits_is_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> None:
+        options.tell("continuing without b: it does not answer")
+        raise BadInput("no snapshot is whole on these machines", "add the others")
+
+    monkeypatch.setattr(supervision, "prepare", prepare)
+    warnings: list[object] = []
+    supervisor: Any = SimpleNamespace(
+        _folder=None,
+        _plan=SimpleNamespace(machines=("a",), profile=SimpleNamespace(model=SimpleNamespace(task="text"))),
+        _links={"a": SimpleNamespace(machine=Machine(name="a"))},
+        _ssh_config="",
+        _dial=None,
+        _note=warnings.append,
+        _warned=set(),
+    )
+    for _ in range(3):
+        with pytest.raises(BadInput):
+            supervision.Supervisor._go_on_without(supervisor, ())
+    assert len(warnings) == 1
