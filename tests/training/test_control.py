@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import pytest
 
 from training.records.events import AnswerEvent
 from training.run.orders import Command, Control
+from training.workers.worker import Rendezvous, read_rendezvous
 
 
 def taken(control: Control, step: int) -> list[str]:
@@ -31,6 +33,13 @@ def test_the_end_of_the_channel_means_stop() -> None:
     control = Control()
     control.read_from(iter([b'{"command": "snapshot"}\n']), print).join()
     assert taken(control, 0) == ["stop"] and taken(control, 0) == ["snapshot"]
+
+
+def test_a_command_may_come_before_the_addresses() -> None:
+    control = Control()
+    lines = io.BytesIO(b'{"command": "unattended"}\n{"command": "stop"}\n{"address": "h:1"}\n')
+    assert read_rendezvous(lines, control.post) == Rendezvous("h:1")
+    assert taken(control, 0) == ["stop"]
 
 
 def test_a_bad_line_is_reported_and_passed_over() -> None:

@@ -28,8 +28,16 @@ from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.records.event_log import EventSink
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent
 from training.records.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
+from training.run.orders import Command
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
-from training.workers.worker import Rendezvous, leave, listen_address, take_over_stdout, worker_arguments
+from training.workers.worker import (
+    Rendezvous,
+    leave,
+    listen_address,
+    read_rendezvous,
+    take_over_stdout,
+    worker_arguments,
+)
 
 START = Path(__file__).parents[1] / "script" / "script_start.py"
 _GRACE = 5.0
@@ -268,10 +276,13 @@ def main() -> int:
     except MusterError as error:
         emit(ErrorEvent.of(error))
         return int(error.exit_code)
-    line = sys.stdin.buffer.readline(LONGEST_LINE)
-    if not line:
+    commands: list[Command] = []
+    try:
+        rendezvous = read_rendezvous(sys.stdin.buffer, commands.append)
+    except RunFailed:
         return int(ExitCode.STOPPED)
-    rendezvous = Rendezvous(**json.loads(line))
+    if any(command.command == "stop" for command in commands):
+        return int(ExitCode.STOPPED)
     return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, rendezvous, emit))
 
 

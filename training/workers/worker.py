@@ -17,13 +17,14 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.loop.train_member import prepared, run_to_exit_code, train
+from training.records.bounded_fields import LONGEST_LINE
 from training.records.event_log import EventSink
 from training.records.events import (
     ElectionEvent,
@@ -63,6 +64,20 @@ class Rendezvous(NamedTuple):
     term: int = 0
     carrier: int = 0
     """Of a coordinator that the members have elected: its term, and the rank on whose machine it is; 0: of the run."""
+
+
+def read_rendezvous(lines: BinaryIO, on_command: Callable[[Command], None]) -> Rendezvous:
+    """Wait for the addresses; commands may come first, as a lease can end while a worker starts.
+
+    Raises:
+        RunFailed: the input is closed.
+    """
+    while line := lines.readline(LONGEST_LINE):
+        message = json.loads(line)
+        if "command" not in message:
+            return Rendezvous(**message)
+        on_command(Command.model_validate(message))
+    raise RunFailed("the process that started this worker is gone")
 
 
 def connect(
@@ -306,7 +321,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
 
     def address() -> Rendezvous:
         phases.end("worker: data")
-        rendezvous = Rendezvous(**json.loads(sys.stdin.buffer.readline()))
+        rendezvous = read_rendezvous(sys.stdin.buffer, control.post)
         phases.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return rendezvous
