@@ -106,7 +106,7 @@ def test_they_are_compared_when_the_members_change_and_now_and_then(
     settings: dict[str, Any], compared: list[int]
 ) -> None:
     stage, steps = Stage(queue_carriers(1)[0], **settings), list[int]()
-    stage.layout.align_ties = lambda strategy: steps.append(step)  # type: ignore[method-assign]
+    stage.layout.align_ties = lambda strategy: steps.append(step)  # type: ignore[method-assign]  # when, not what
     for step in range(20, 101, 20):
         stage.strategy._members = (0, 1) if step < 60 else (0,)
         assert stage.layout.members(stage.strategy, stage.exchange, step) == stage.strategy.members
