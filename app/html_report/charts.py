@@ -323,15 +323,29 @@ def _synchronisations(evidence: Evidence) -> ReportChart | None:
     return drawn("syncs", "Synchronisations", note, traces, **layout) if traces else None
 
 
+def steady_figures(state: RunState) -> list[tuple[str, str, str]]:
+    """Return the figures of synchronisations that never changed: name, value as text, description.
+
+    A chart of one would be a flat line.
+    """
+    shown = {name: _texts(state, name) for name in OF_EXCHANGES}
+    return [(name, texts[0], OF_EXCHANGES[name]) for name, texts in shown.items() if texts and len(set(texts)) == 1]
+
+
+def _texts(state: RunState, name: str) -> list[str]:
+    """Return the values of an exchange series as they are printed."""
+    written = bytes_text if "bytes" in name else figure_text
+    return [written(point.mean) for point in of_run(state.curves, name).points()]
+
+
 def _exchanged(state: RunState, name: str, description: str) -> ReportChart | None:
-    """Return the chart of one exchange series over all machines, with its last value in the note; ``None`` for fewer
-    than two points."""
-    points = of_run(state.curves, name).points()
-    if len(points) < 2:
+    """Return the chart of one exchange series over all machines, with its last value in the note; ``None`` if it never
+    changed."""
+    texts = _texts(state, name)
+    if len(set(texts)) < 2:
         return None
-    trace = curve(points, name, {"color": BLUE}, "lines+markers")
-    newest = points[-1].mean
-    note = f"{description} Last: {bytes_text(newest) if 'bytes' in name else figure_text(newest)}."
+    trace = curve(of_run(state.curves, name).points(), name, {"color": BLUE}, "lines+markers")
+    note = f"{description} Last: {texts[-1]}."
     return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from app.html_report import sections
-from app.html_report.charts import ReportChart, charts_of
+from app.html_report.charts import ReportChart, charts_of, steady_figures
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.sections import text
 from app.html_report.showcase import showcase
@@ -119,6 +119,7 @@ def body(evidence: Evidence, charts: list[ReportChart]) -> str:
     curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
     exchanged = shown(*(name.replace(" ", "-") for name in OF_EXCHANGES))
     in_detail = f'<div class="charts in-detail">{exchanged}</div>' if exchanged else ""
+    in_detail += sections.steady(steady_figures(evidence.state))
     titled_sections = (
         ("Result", sections.result(evidence)),
         ("Before and after", showcase(evidence.showcase)),

@@ -163,6 +163,11 @@ def network(evidence: Evidence) -> str:
     return table(header, rows, numbers=range(1, 6)) + _routes_table(evidence)
 
 
+def steady(figures: Sequence[tuple[str, str, str]]) -> str:
+    """Return the table of figures that were the same at every synchronisation: name, value, description."""
+    return table(("at every synchronisation", "", ""), figures) if figures else ""
+
+
 def _routes_table(evidence: Evidence) -> str:
     """Return the table of the newest routes between members."""
     rows = [

@@ -177,6 +177,10 @@ def test_python_that_starts_workers_is_guarded(page: Path) -> None:
             assert '\nif __name__ == "__main__":' in f"\n{body}", body
 
 
+def test_the_readme_has_at_most_100_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
 def test_the_readme_promises_what_was_measured() -> None:
     readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "inside" / "performance.md").read_text()
     promised = re.search(r"fell from ([\d.]+ %) to ([\d.]+) % or less", readme.replace("\n", " "))

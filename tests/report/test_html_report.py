@@ -74,7 +74,7 @@ def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     assert "no prediction was kept with this run" in page
     charts = {chart.id: chart for chart in charts_of(read_evidence(run))}
     usual = {"loss", "rates", "learning-rate", "throughput", "time", "bytes", "syncs"}
-    assert charts.keys() == {*usual, "sync-bytes", "correlation"}
+    assert charts.keys() == {*usual, "correlation"}
     assert charts["correlation"].figure["data"][0]["y"][-1] == 0.75 and "1: the same. Last: 0.75." in page
 
 
@@ -143,11 +143,15 @@ def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path)
     assert "No plan was kept" not in shown(run) and "One machine trained alone." in shown(run)
 
 
-def test_one_synchronisation_makes_no_course(tmp_path: Path) -> None:
-    every = [sync(number, delta_norm=1.0) for number in (1, 2)]
-    runs = [write_run(tmp_path / str(number), [step(10), *every[:number]]) for number in (1, 2)]
+def test_a_figure_that_never_changes_is_a_row_and_no_flat_chart(tmp_path: Path) -> None:
+    changes = ((1.0,), (1.0, 1.0), (1.0, 2.0))
+    runs = [
+        write_run(tmp_path / str(number), [step(10), *(sync(n, delta_norm=value) for n, value in enumerate(norms, 1))])
+        for number, norms in enumerate(changes)
+    ]
     drawn = [{chart.id for chart in charts_of(read_evidence(run))} for run in runs]
-    assert ["delta-norm" in names for names in drawn] == [False, True]
+    assert ["delta-norm" in names for names in drawn] == [False, False, True]
+    assert ["<td>delta norm</td><td>1</td>" in shown(run) for run in runs] == [True, True, False]
 
 
 def test_names_and_messages_from_outside_are_only_text(tmp_path: Path) -> None:
