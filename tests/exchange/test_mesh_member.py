@@ -50,6 +50,19 @@ def test_mean_is_the_seams_arithmetic_on_all_members(tmp_path: Path, codec_name:
     assert {(r.weight, r.members, r.included) for r in results} == {(6.0, (0, 1, 2), True)}
 
 
+def test_one_that_reads_that_it_was_left_out_and_taken_back_at_once_is_back(tmp_path: Path) -> None:
+    """As after it was frozen: what was sent meanwhile arrives together."""
+    returned = list[int]()
+    with lab(tmp_path, 2) as running:
+        a, b = running.connect_all(on_return=lambda: returned.append(1))
+        with b._changed:
+            for members in ((0,), (0, 1)):
+                b._on_status(b._status.model_copy(update={"form": None, "members": members}))
+        until(lambda: returned)
+        assert [result.members for result in means([a, b], "x", [torch.ones(1)] * 2, "fp32")] == [(0, 1)] * 2
+    assert returned == [1]
+
+
 def test_weight_zero_takes_part_and_gets_the_result(tmp_path: Path) -> None:
     with lab(tmp_path, 2) as running:
         a, b = running.connect_all()

@@ -90,13 +90,23 @@ def test_a_joining_is_told_once_until_the_member_is_gone() -> None:
     membership = of(3)
     membership.workers[1].exit_code = ExitCode.RUN_FAILED
     membership.add_worker(1, Silent())
-    assert [news(membership, source, 1, "joined") for source in (-1, 1, 1)] == [True, False, False]
+    assert [news(membership, source, 1, "joined") for source in (-1, 1, -1)] == [True, False, False]
     assert 1 in membership.active_ranks
     again = ((-1, "lost"), (-1, "joined"), (1, "joined"), (-1, "lost"))
     assert [news(membership, source, 1, status) for source, status in again] == [True, True, False, True]
     later = of(3)
     later.restore(MemberHistory.of([MemberEvent(member=rank, status="joined") for rank in (0, 1)]))
     assert [news(later, rank, rank, "joined") for rank in range(3)] == [False, False, True]
+
+
+def test_one_that_the_others_left_behind_tells_of_each_return() -> None:
+    """The coordinator calls it late, which is no loss, and only it knows that it is back."""
+    membership = of(2)
+    assert news(membership, -1, 1, "joined") and news(membership, 1, 1, "ready")
+    assert [news(membership, 1, 1, "joined") for _ in range(2)] == [True, True]
+    later = of(2)
+    later.restore(MemberHistory.of([MemberEvent(member=1, status="ready")]))
+    assert news(later, 1, 1, "joined") and not news(later, -1, 1, "joined")
 
 
 def test_who_trains_must_know_of_one_that_is_to_come() -> None:

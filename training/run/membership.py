@@ -122,6 +122,8 @@ class Membership:
         """Members whose loss is in the run's events."""
         self._reported_joined: set[int] = set()
         """Workers whose joining, since they were gone last, is in the run's events."""
+        self._confirmed: set[int] = set()
+        """Those of them that have said so themselves: if they say it again, the others had gone on without them."""
 
     def restore(self, history: MemberHistory) -> None:
         """Take over the members of a run whose supervisor was killed; their workers are entered one by one."""
@@ -133,6 +135,7 @@ class Membership:
         self.done = history.ranks("done")
         self._reported_gone = {*self.plan.absent, *gone}
         self._reported_joined = history.ranks("joined", "ready", "done") - self.joining
+        self._confirmed = history.ranks("ready", "done")
 
     def name(self, rank: int) -> str:
         return self.plan.process(rank).name
@@ -245,10 +248,12 @@ class Membership:
         speaks = self.speaks(rank)
         if event.status == "joined":
             return self._note_joined(source, rank) and speaks
+        if event.status == "ready" and source == rank:
+            self._confirmed.add(rank)
         if event.status == "done":
             self.done.add(rank)
         if event.status == "left":
-            self._reported_joined.discard(rank)
+            self._forget_joining(rank)
             news = source == rank or rank not in self.left  # the member itself reports why
             news &= not (self._is_staged and self._member_of(rank) in self.lost_members)
             self.left.add(rank)
@@ -261,20 +266,26 @@ class Membership:
 
     def _note_joined(self, source: int, rank: int) -> bool:
         """Record that a worker has joined, or is back; return whether that is not in the run's events yet."""
-        news = rank not in self._reported_joined
+        news = rank not in self._reported_joined or (source == rank and rank in self._confirmed)
         self._reported_joined.add(rank)
         self._reported_gone.discard(rank)
         if source == rank:
+            self._confirmed.add(rank)
             self.joining.discard(rank)
             self.detached.discard(rank)
         return news
+
+    def _forget_joining(self, rank: int) -> None:
+        """Record that a worker is gone: its next joining is news."""
+        self._reported_joined.discard(rank)
+        self._confirmed.discard(rank)
 
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
         before = any(self._member_of(other) == self._member_of(rank) for other in self._reported_gone | self.left)
         news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
         self._reported_gone.add(rank)
-        self._reported_joined.discard(rank)
+        self._forget_joining(rank)
         return news
 
     def mark_leaving(self, ranks: Collection[int]) -> None:
@@ -309,7 +320,7 @@ class Membership:
             self.left.discard(rank)
             self.leaving.discard(rank)
             self._reported_gone.discard(rank)
-            self._reported_joined.discard(rank)
+            self._forget_joining(rank)
             self.detached.add(rank)
             self.joining.add(rank)
             self.workers = {**self.workers, rank: WorkerHandle(worker)}

@@ -223,6 +223,7 @@ class MeshMember(Exchange):
     def _on_status(self, status: GroupStatus) -> None:
         with self._changed:
             self._status = status
+            self._away |= not status.newcomer and bool(status.members) and self.rank not in status.members
             for transfer in self._begin() if self._state_server.release(status) else ():
                 transfer.submit()
             self._log.forget(status.settled)
@@ -282,7 +283,6 @@ class MeshMember(Exchange):
                 with self._changed:
                     self._changed.wait_for(lambda: not self._completing)
             if status.form is None:
-                self._away |= bool(status.members) and self.rank not in status.members
                 self._note(epoch=status.epoch, up=False)
             else:
                 self._form(status.epoch, status.form)
