@@ -28,8 +28,11 @@ from distributed.planning.memory.fitting import fit
 from distributed.preparation.members import member_names, plan_run
 from distributed.preparation.preflight import Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
+from distributed.run.backlog import LeftAlone, since_supervisor
+from distributed.run.returning import take_up
 from distributed.run.run_machines import on_present, require_listed, rollback_warning
 from profiles.errors import BadInput, MusterError, counted
+from profiles.installation import program
 from profiles.schema import Profile
 from training.records.bounded_fields import Count, Step
 from training.records.plan import RunPlan
@@ -66,14 +69,15 @@ def resume_run(
     """Resume the run in ``path`` in the background, on the machines that hold its snapshots.
 
     Absent machines stay members of the run, where members may be missing: they may rejoin while it runs, or when it is
-    resumed again. A run of one member goes on with others, or without those that are absent.
+    resumed again. A run of one member goes on with others, or without those that are absent. One whose machines train
+    on, or have ended it, without its supervisor is taken up where it is instead.
 
     Args:
         hosts: machines to resume it on; ``None``: its own.
 
     Raises:
-        BadInput: another process works on it, machines of its plan are not in its hosts file, or the machines do not
-            have all parts of any snapshot.
+        BadInput: another process works on it, machines of its plan are not in its hosts file, the machines do not
+            have all parts of any snapshot, or they train until they end by themselves.
         NotReady: a machine cannot take part.
         RunFailed: the supervisor did not start.
     """
@@ -86,6 +90,9 @@ def resume_run(
         raise BadInput(message, "leave --hosts out")
     machines = prepare(hosts, plan.profile.model.task, prepare_options)
     try:
+        left_alone = since_supervisor(RunFolder.open(path), [link for link, _ in machines])
+        if _goes_on_by_itself(path, plan, left_alone, prepare_options.tell):
+            return
         plan = _on_these(path, plan, machines, prepare_options.tell)
     finally:
         for link, _ in machines:
@@ -93,9 +100,33 @@ def resume_run(
     if message := rollback_warning(RunFolder.open(path).events(), plan, plan.absent):
         prepare_options.tell(message)
     folder = RunFolder.resume(path, plan, list(command))
+    for event in left_alone.events:
+        folder.append(event)
     save_hosts(_merged(recorded, updated_hosts(hosts, [link for link, _ in machines])), path / RUN_HOSTS)
     folder.close()
     BackgroundProcess("distributed.supervisor").start(path)
+
+
+def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: Tell) -> bool:
+    """Whether another supervisor was started for the present attempt of a run, which is not over or has its model.
+
+    Raises:
+        BadInput: its workers have not ended yet, and no other supervisor can take it up.
+        RunFailed: the supervisor did not start.
+    """
+    if not left_alone.working and not left_alone.is_completed:
+        return False
+    names = ", ".join(left_alone.working)
+    if take_up(path):
+        tell(f"{names} trained on without this computer" if names else "its machines trained to the end")
+        return True
+    if names:
+        by_lease = (
+            f"they write a snapshot and end when their lease of {plan.profile.run.lease:.0f} s is over: try again"
+        )
+        hint = f"stop it there, with: {program('runs', 'stop', plan.run_id)}" if plan.elects else by_lease
+        raise BadInput(f"run {plan.run_id} still trains on {names}", hint)
+    return False
 
 
 def _on_these(path: Path, plan: RunPlan, machines: Sequence[Ready], tell: Tell) -> RunPlan:

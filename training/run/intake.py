@@ -49,7 +49,7 @@ _QUIET = 60.0
 """Seconds from one warning about a member to the next."""
 _AHEAD = 100_000
 """Steps by which a member's first step may be ahead of all known ones: lines of others may arrive late."""
-_CLOCK = 86_400.0
+CLOCK = 86_400.0
 """Seconds by which a machine's clock may be wrong; beyond them the time of arrival is used."""
 _MOST_NAMES = 256
 """Splits, metrics and phases of a start that one member may name: every reader of the run keeps each of them."""
@@ -187,7 +187,7 @@ class EventIntake:
         another one reports the same."""
         try:
             event = from_line(line)
-            if abs(event.time - time.time()) > _CLOCK:
+            if abs(event.time - time.time()) > CLOCK:
                 event = event.model_copy(update={"time": time.time()})
             if source == COORDINATOR:
                 return self._of_coordinator(event)
