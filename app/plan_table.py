@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -41,10 +42,11 @@ def choice_text(choice: Choice) -> str:
     return members if choice.alone or choice.blocks else f"{members}, {_rhythm(choice)}"
 
 
-def doubt_lines(planning: Planning | None) -> Iterator[str]:
-    """Yield why the predicted times may be wrong."""
+def doubt_lines(planning: Planning | None, profile: str) -> Iterator[str]:
+    """Yield why the predicted times for a profile may be wrong."""
+    again = program("machines", "measure", f"{shlex.quote(profile)} --max-age 0")
     for text in in_use(planning):
-        yield f"{text}: measure again when it is idle, with: {program('machines', 'measure', 'PROFILE --max-age 0')}"
+        yield f"{text}: measure again when it is idle, with: {again}"
 
 
 def way_text(plan: RunPlan) -> str:
@@ -118,8 +120,8 @@ def explanation_lines(planning: Planning) -> Iterator[str]:
             yield from textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
 
 
-def summary_lines(planning: Planning) -> Iterator[str]:
-    """Yield the chosen plan in a few lines."""
+def summary_lines(planning: Planning, profile: str = "PROFILE") -> Iterator[str]:
+    """Yield the chosen plan for a profile in a few lines."""
     best = planning.best
     if best is None:
         yield from explanation_lines(planning)
@@ -129,7 +131,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))
-    lines += doubt_lines(planning)
+    lines += doubt_lines(planning, profile)
     for line in lines:
         yield from textwrap.wrap(visible(line), WIDTH, subsequent_indent="  ")
     if time is not None:

@@ -28,7 +28,7 @@ GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "ad
 _PLAIN = {
     "epochs": "passes over the training data",
     "batch_size": "samples at a time on one device",
-    "learning_rate": "how fast it learns at its peak",
+    "learning_rate": "at its peak, for one machine alone",
     "language": "spoken, where no table says it",
     "tuning": "all weights, or small adapters",
     "max_train_samples": "use only the first N; 0: all",

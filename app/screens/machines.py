@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
 
 _STAGE_STATUS = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
+_SEARCHED = 10.0
+"""Seconds after which a search seldom finds more."""
 _STAGES = ("reach", "host key", "login", "shell")
 
 
@@ -87,8 +89,12 @@ class MachinesScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         searched = ", ".join(state.machines.searched)
-        seconds = f" for {state.machines.seconds:.0f} s" if state.machines.seconds >= 1 else ""
-        return muted(f"Searching{seconds}: {searched}" if searched else "Searching for machines")
+        if not searched:
+            return muted("Searching for machines")
+        seconds = state.machines.seconds
+        if seconds >= _SEARCHED:
+            return muted(f"Still searching; you need not wait. Searched: {searched}")
+        return muted(f"Searching for {seconds:.0f} s: {searched}" if seconds >= 1 else f"Searching: {searched}")
 
     def action_pick(self) -> None:
         if self.table.cursor:

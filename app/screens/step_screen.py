@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,6 +25,7 @@ from app.wizard.state import actions
 from app.wizard.state.dependencies import blockers, busy_here
 from app.wizard.state.records import Assessment, ItemStatus
 from app.wizard.state.state import ORDER, Action, StatePart, Step, WizardState, visited
+from profiles.quantities import duration_text
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
@@ -37,6 +39,8 @@ MARKS = {
 
 _MOST_SIDE = 60
 """Maximum width of the details next to a table."""
+_SHORT_WORK = 5.0
+"""Seconds of work that is shown without its time."""
 _FRAME = 8
 """Cells for margins and the gap between table and details."""
 
@@ -132,6 +136,8 @@ class StepScreen(BaseScreen):
 
     _notice = ""
     _was_blocker = False
+    _busy_since: Mapping[str, float] = {}
+    """Work in progress, and when this screen first showed it (``time.monotonic``)."""
 
     @property
     def steered(self) -> SteeredApp:
@@ -222,9 +228,11 @@ class StepScreen(BaseScreen):
         lines = []
         if state.notice and self._still_true(state):
             lines.append(literal(state.notice, "$text-warning"))
-        if busy := busy_here(state):
+        self._busy_since = {work: self._busy_since.get(work, time.monotonic()) for work in busy_here(state)}
+        if self._busy_since:
             spin = self.steered.spinner()
-            lines.append(Content.assemble((f"{spin} ", "$text-primary"), muted(" · ".join(busy))))
+            busy = " · ".join(_with_clock(work, since) for work, since in self._busy_since.items())
+            lines.append(Content.assemble((f"{spin} ", "$text-primary"), muted(busy)))
         return Content("\n").join(lines) if lines else self.hint(state)
 
     def _still_true(self, state: WizardState) -> bool:
@@ -274,6 +282,12 @@ class StepScreen(BaseScreen):
         """The selected row, as text."""
         row = self.table.row
         return " ".join(row.plain.split()) if row is not None else self.headless()
+
+
+def _with_clock(work: str, since: float) -> str:
+    """Return work in progress, with its time once it has taken a while."""
+    seconds = time.monotonic() - since
+    return work if seconds < _SHORT_WORK else f"{work} {duration_text(seconds)}"
 
 
 def _crumb(step: Step, current: Step) -> Content:

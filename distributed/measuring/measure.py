@@ -260,11 +260,17 @@ def current_links(
     if not options.links or (len(cached_pairs) == len(pairs) and interfaces is not None):
         return cached_pairs, interfaces or AllInterfaces()
     stages = stages or LinkStages()
+    tell(f"starting to measure on {counted(len(identities), 'machine')}")
     with stages.probing([link for link, _ in ends]) as probes:
-        if len(cached_pairs) < len(pairs):
-            tell(f"measuring {counted(len(pairs) - len(cached_pairs), 'link')} between {len(identities)} machines")
+        if missing := len(pairs) - len(cached_pairs):
+            tell(f"measuring {counted(missing, 'link')} between {len(identities)} machines")
         skipped = [frozenset((pair.source, pair.target)) for pair in cached_pairs]
-        fresh = stages.pairs(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
+        number = itertools.count(1)
+        fresh = stages.pairs(
+            probes,
+            lambda pair: tell(f"{pair.source} - {pair.target}: measured ({next(number)} of {missing})"),
+            skipped,
+        )
         all_pairs = [*cached_pairs, *fresh]
         interfaces = stages.interfaces(probes, all_pairs, tell)
     for pair in fresh:

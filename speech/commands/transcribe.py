@@ -17,6 +17,7 @@ from app.cli.model.serve import loaded
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from profiles.errors import BadInput, ExitCode
+from speech.data.sound_containers import SOUND_ENDINGS
 from speech.microphone import recorded
 from training.records.model_folders import base_model, find_usable_model, is_speech_model
 from training.records.run_files import check_writable, explain_errors, write_atomically
@@ -57,14 +58,15 @@ def transcribe(
     """
     if Path(model).is_file():  # MODEL was left out
         model, files = "", [Path(model), *(files or ())]
+    is_file = not (files or microphone) and Path(model).suffix.lower() in SOUND_ENDINGS
+    if is_file or (files and not any(file.exists() for file in files)):  # before the model is loaded for nothing
+        raise BadInput(f"{visible(files[0] if files else model)}: no such file", "name sound files")
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     path = find_usable_model(output, model, is_speech_model)
     models = [*([base_model(path)] if compare else []), str(path)]
     if compare and out:
         raise BadInput("--compare shows the texts of both models and writes no files", "leave out --out")
-    if files and not any(file.exists() for file in files):  # before the model is loaded for nothing
-        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []

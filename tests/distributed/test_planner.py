@@ -46,7 +46,8 @@ def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     planning = plan(joined((machine("a"), busy)), job())
     doubt = "measured while machine b was busy (other programs used 50 % of its processors)"
     assert in_use(planning) == (doubt,)
-    assert doubt in " ".join(" ".join(summary_lines(planning)).split())
+    summary = " ".join(" ".join(summary_lines(planning, "mine")).split())
+    assert f"{doubt}: measure again when it is idle, with:" in summary and "measure mine --max-age 0" in summary
 
 
 def test_several_machines_that_were_measured_in_use_are_one_sentence() -> None:

@@ -16,6 +16,7 @@ from training.numerics.schedule import (
     ScalingRule,
     Schedule,
     ends_in_warm_up,
+    enough_epochs,
     learning_rate_at,
     scaled_learning_rate,
     scaling_rule,
@@ -111,3 +112,19 @@ def test_every_epoch_ends_with_a_step_of_its_own(each: float, epochs: float, dro
 @pytest.mark.parametrize(("warmup_steps", "steps", "warm_up"), [(50, 20, 50), (0.1, 20, 2), (0.1, 4, 0), (1.0, 20, 1)])
 def test_warm_up_as_a_share_of_the_run(warmup_steps: float, steps: int, warm_up: int) -> None:
     assert warm_up_of(TrainingSettings(warmup_steps=warmup_steps), steps) == warm_up
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs", "max_steps", "passes"),
+    [
+        (35, 0.99, 0, 30),
+        (100, 3, 0, 12),
+        (500, 3, 0, 3),
+        (6400, 0.99, 0, 0.99),
+        (35, 60, 0, 60),
+        (35, 3, 9, 3),
+        (0, 3, 0, 3),
+    ],
+)
+def test_few_samples_are_passed_over_more_often(samples: int, epochs: float, max_steps: int, passes: float) -> None:
+    assert enough_epochs(samples, TrainingSettings(epochs=epochs, max_steps=max_steps)) == passes

@@ -174,6 +174,21 @@ def test_recordings_too_long_for_the_model_bring_the_profile_that_hears_them() -
     assert after_data(chosen).answers.profile == "demo"
 
 
+def test_few_recordings_are_passed_over_more_often_unless_the_user_says_how_often() -> None:
+    def after_data(state: WizardState, epochs: str) -> dict[str, str]:
+        task = ServiceTask(TaskKind.DATA, "", inputs(state, TaskKind.DATA))
+        return dict((given := apply(state, done(task, DataSummary(35, epochs=epochs)))).answers.options) | {
+            "other": apply(given, do.set_option("dataset", "others")).answers.options
+        }
+
+    mine = apply(begin(), do.set_option("dataset", "mine"))
+    assert after_data(mine, "30") == {"dataset": "mine", "epochs": "30", "other": (("dataset", "others"),)}
+    assert "epochs" not in after_data(mine, "")
+    assert "epochs" not in after_data(begin(), "30")
+    assert after_data(apply(mine, do.set_option("epochs", "2")), "30")["epochs"] == "2"
+    assert "epochs" not in after_data(apply(mine, do.set_option("max_steps", "9")), "30")
+
+
 def test_a_step_back_is_the_step_before() -> None:
     for needless in (frozenset(), BETWEEN_MACHINES | {Step.STRATEGY}):
         shown = visited(needless)
@@ -207,9 +222,11 @@ def test_this_computer_is_picked_once() -> None:
 
 
 def test_online_machines_of_the_hosts_file_are_picked_once() -> None:
-    listed = replace(ANNA, found_by=("hosts file", "ssh config"), status=ItemStatus.WARNING)
+    listed = replace(ANNA, found_by=("hosts file", "ssh config"), status=ItemStatus.FAILED)
     state = apply(begin(), sighted(DiscoveredMachines((HERE, listed))))
     assert state.answers.picked == ("here",)  # it is offline
+    waiting = replace(listed, status=ItemStatus.WARNING)  # for an approval
+    assert apply(begin(), sighted(DiscoveredMachines((HERE, waiting)))).answers.picked == ("here", ANNA.key)
     seen = sighted(DiscoveredMachines((HERE, replace(listed, status=ItemStatus.OK))))
     state = apply(state, seen)
     assert state.answers.picked == ("here", ANNA.key)

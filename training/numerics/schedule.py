@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from profiles.errors import counted
 from profiles.quantities import share_text
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
 AskedRule = Literal["auto", "off", "sqrt", "linear"]
 _ROUNDING = 1e-9
+FEWEST_SAMPLES, MOST_PASSES = 1200, 30
+"""Samples that a run is to see, and the passes over few of them that are enough."""
 
 
 def learning_rate_at(
@@ -74,6 +78,31 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
     extent = f"{its} in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {share_text(steps / warmup_steps)} of its peak"
     return f"{extent}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
+
+
+def enough_epochs(samples: int, training: TrainingSettings) -> float:
+    """Return the passes that a run takes over a data set for which its profile was not made: more than the profile's
+    where those are fewer than :data:`FEWEST_SAMPLES`, but at most :data:`MOST_PASSES`.
+
+    Args:
+        samples: training samples of the data set; 0: not known.
+    """
+    if training.max_steps or not samples or samples * training.epochs >= FEWEST_SAMPLES:
+        return training.epochs
+    return max(training.epochs, min(MOST_PASSES, math.ceil(FEWEST_SAMPLES / samples)))
+
+
+def is_length_open(options: Mapping[str, str]) -> bool:
+    """Whether these options choose another data set for a profile, but not how long it trains."""
+    return bool({"dataset", "dataset_path"} & options.keys()) and not {"epochs", "max_steps"} & options.keys()
+
+
+def few_samples_remark(samples: int, profile_epochs: str, epochs: str) -> str:
+    """Return the remark on a run that takes more passes than its profile says."""
+    return (
+        f"epochs = {epochs}, as {counted(samples, 'sample')} {'are' if samples > 1 else 'is'} few: "
+        f"the profile's {profile_epochs} would hardly train"
+    )
 
 
 def scaling_rule(asked: AskedRule, raised: bool) -> ScalingRule:

@@ -24,7 +24,7 @@ from profiles.errors import MusterError
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
 from profiles.schema import Profile
-from training.numerics.schedule import ends_in_warm_up, steps_in
+from training.numerics.schedule import ends_in_warm_up, enough_epochs, few_samples_remark, is_length_open, steps_in
 from training.records.plan import RunPlan
 from training.tasks.published_models import Tell, usable_profile
 from training.tasks.registry import inputs_of
@@ -65,7 +65,8 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
     """Return a profile whose model is available and suits its data set.
 
     That of :func:`usable_profile`; if it is a stand-in that cannot take all samples, the profile that can, with the
-    options that the task takes over. A profile or a model that the user has named stays.
+    options that the task takes over. A profile or a model that the user has named stays. Where the data set is the
+    user's and the length of the run is not, the run is long enough for few samples.
 
     Raises:
         BadInput: as :func:`usable_profile`, or the data set cannot be used.
@@ -73,12 +74,21 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
     resolved = usable_profile(name, overrides, tell=tell, check=check_data)
     profile, inputs = resolved.profile, inputs_of(resolved.profile.model.task)
     named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
-    if named or not inputs.reads_dataset or not _is_local(profile):
+    if not inputs.reads_dataset or not _is_local(profile):
         return resolved
-    if (substitute := inputs.substitute(profile)) is None:
+    options: Mapping[str, str] = overrides
+    if not named and (substitute := inputs.substitute(profile)) is not None:
+        tell(substitute.reason)
+        options = {**substitute.options, **overrides}
+        resolved = load_profile(substitute.profile, options)
+    if not is_length_open(options):
         return resolved
-    tell(substitute.reason)
-    return load_profile(substitute.profile, {**substitute.options, **overrides})
+    samples, training = inputs.training_samples(resolved.profile), resolved.profile.training
+    if (number := enough_epochs(samples, training)) == training.epochs:
+        return resolved
+    epochs = f"{number:g}"
+    tell(few_samples_remark(samples, resolved.value("epochs"), epochs))
+    return load_profile(resolved.profile.name, {**options, "epochs": epochs})
 
 
 def check_data_of(plan: RunPlan) -> None:

@@ -237,7 +237,7 @@ def plan(
     if out is not None:
         planning.write(out)
     document = planning.model_dump(mode="json") | {"sentences": [sentence(reason) for reason in planning.reasons]}
-    table = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning)
+    table = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning, profile)
     code = answer(as_json, document, table, ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE)
     if out is not None and not as_json:
         say(f"written to {out}")

@@ -343,7 +343,7 @@ def _say_warm_up(plan: RunPlan) -> None:
 def _tell_plan(planned: PlannedRun) -> None:
     """Report the planner's choice and its reasons, unless the profile made the choice."""
     if planned.planning is not None:
-        for line in summary_lines(planned.planning):
+        for line in summary_lines(planned.planning, planned.plan.profile.name):
             say(line)
     elif planned.plan.profile.data.local_data:
         say(DATA_STAY)

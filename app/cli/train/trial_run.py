@@ -152,7 +152,7 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
     """
     _write(plan, planning, request)
     time = promised_time(planning)
-    times = (*(time.sentences if time else [_NOT_MEASURED]), *doubt_lines(planning))
+    times = (*(time.sentences if time else [_NOT_MEASURED]), *doubt_lines(planning, plan.profile.name))
     description = [*_parts(plan), way_text(plan), *map(visible, times)]
     if request.details:
         description.append(details_text(plan, planning))

@@ -31,6 +31,7 @@ from profiles.installation import relative_path
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
+from training.numerics.schedule import enough_epochs
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import hub_notes, usable_profile
 from training.tasks.registry import size_for
@@ -152,8 +153,11 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
             _unusable("too long", str(too_long["error"]), str(too_long["hint"])),
             samples=samples, splits=splits, instead=str(too_long.get("instead", "")),
         )  # fmt: skip
+    epochs = enough_epochs(samples, profile.training)
+    are_few = epochs != profile.training.epochs
     return DataSummary(
         samples=samples,
+        epochs=f"{epochs:g}" if are_few else "",
         hours=float(summary["hours"]) if "hours" in summary else None,
         columns=tuple(map(str, summary.get("columns", ()))),
         splits=splits,

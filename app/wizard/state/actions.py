@@ -301,7 +301,10 @@ def set_option(state: State, name: str, text: str) -> State:
     """Set an option of the profile, or ``model`` or ``dataset``, from text. Its default value undoes the change."""
     text = " ".join(text.splitlines()).strip()
     is_default = any(option.name == name and option.default == text for option in state.job.value.options)
-    others = tuple(pair for pair in state.answers.options if pair[0] != name)
+    gone = {(name, value) for option, value in state.answers.options if option == name}
+    if name == "dataset":
+        gone.add(("epochs", state.data.value.epochs))  # those were for the other data set
+    others = tuple(pair for pair in state.answers.options if pair not in gone)
     return state.answering(options=others if is_default else (*others, (name, text)))
 
 

@@ -15,6 +15,7 @@ from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, 
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     FINE,
+    GOOD,
     AccessNeed,
     Assessment,
     DataSummary,
@@ -25,6 +26,7 @@ from app.wizard.state.records import (
 from app.wizard.state.state import ServiceTask, StatePart, Step, TaskKind
 from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
+from training.numerics.schedule import few_samples_remark, is_length_open
 
 _LONGEST_LOG = 400
 _PARTLESS = (
@@ -147,6 +149,8 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
             return _with_result(state, task, result).noting(f"saved: {', '.join(result)}")
         case TaskKind.DATA if result.instead and _is_free(state):
             return _with_profile_that_hears(state, result)
+        case TaskKind.DATA if result.epochs and is_length_open(dict(state.answers.options)):
+            return _with_result(_with_epochs(state, result), task, result)
         case TaskKind.LAUNCH:
             return state.putting(
                 TaskKind.LAUNCH, status=ItemStatus.OK, value=replace(state.launch.value, run=str(result))
@@ -177,6 +181,13 @@ def _with_profile_that_hears(state: State, data: DataSummary) -> State:
     )  # fmt: skip
     taken = state.answering(profile=data.instead, options=options)
     return taken.noting(f"{data.instead} is taken: the model of {state.answers.profile} does not hear such long clips")
+
+
+def _with_epochs(state: State, data: DataSummary) -> State:
+    """Take more passes over a data set for which those of the profile would hardly train."""
+    profile_epochs = next((row.default for row in state.job.value.options if row.name == "epochs"), "")
+    remark = few_samples_remark(data.samples, profile_epochs, data.epochs)
+    return state.answering(options=(*state.answers.options, ("epochs", data.epochs))).noting(remark)
 
 
 def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRow]) -> State:
@@ -238,9 +249,10 @@ def sighted(state: State, seen: DiscoveredMachines) -> State:
 
 
 def _is_offered(row: MachineRow, picks_all: bool) -> bool:
-    """Whether a row is selected automatically: this computer, or an online machine that a hosts file lists."""
+    """Whether a row is selected automatically: this computer, or a machine of a hosts file that is online or waits for
+    an approval at Access."""
     listed = picks_all or SightingOrigin.HOSTS_FILE.value in row.found_by
-    return row.here or (listed and row.status is ItemStatus.OK)
+    return row.here or (listed and row.status in GOOD)
 
 
 def _order_in(rows: Sequence[MachineRow]) -> Callable[[str], int]:

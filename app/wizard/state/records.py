@@ -270,13 +270,13 @@ class DataSummary:
     hours: float | None = None
     columns: tuple[str, ...] = ()
     splits: tuple[tuple[str, int], ...] = ()
-    broken: tuple[str, ...] = ()
-    """Files that cannot be read, the first few."""
+    broken: tuple[str, ...] = ()  # files that cannot be read, the first few
     broken_count: int = 0
     notes: tuple[str, ...] = ()
     """What commands did to the data set, each with the command that shows more."""
     instead: str = ""
     """A profile whose model handles all recordings, if that of the job does not; otherwise empty."""
+    epochs: str = ""  # to take over few samples, if those of the profile would hardly train
     salvageable: bool = False
     """Whether it cannot be used as it is, and a data set may be made of the part of it that can be read."""
     assessment: Assessment = FINE
