@@ -136,7 +136,7 @@ class MemberState:
     recent_syncs: tuple[SyncEvent, ...] = ()
     """The newest synchronisations, oldest first."""
     began: tuple[float, int] | None = None
-    """Time and number of its first step since its start."""
+    """Time and number of its first step since its start or return."""
     times_lost: int = 0
     window: tuple[StepEvent, ...] = ()
     """Its newest steps, oldest first, over which speeds and shares are averaged."""
@@ -160,6 +160,16 @@ class MemberState:
     @property
     def active(self) -> bool:
         return self.status not in GONE
+
+    def keeps_up(self, earliest: int) -> bool:
+        """Whether it takes the run's steps with the others: it began with them, or has exchanged since it came.
+
+        Args:
+            earliest: number of the first step of whoever began first.
+        """
+        if self.began is None:
+            return False
+        return self.began[1] <= earliest or (self.last_sync is not None and self.last_sync.step >= self.began[1])
 
     @property
     def has_worked(self) -> bool:
@@ -326,6 +336,8 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
     named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
     if event.status in (*TROUBLE, "left"):
         return _gone(named, event.status, event.message)
+    if event.status in PRESENT_STATUSES and not member.active:
+        named = changed(named, began=None, window=())  # its pace was that before it was gone
     return changed(named, status=event.status, message=event.message)
 
 

@@ -70,14 +70,18 @@ def ribbons(state: RunState) -> list[Ribbon]:
             arrivals.setdefault(entry.member, []).append(step)
             if absences and absences[-1].until == math.inf:
                 absences[-1] = absences[-1]._replace(until=max(step, absences[-1].start))
+        elif absences and step <= absences[-1].start:  # it was lost again at once: it is the same absence
+            absences[-1] = absences[-1]._replace(until=math.inf)
         else:
+            if absences:  # lost again before it took a step
+                absences[-1] = absences[-1]._replace(until=min(step, absences[-1].until))
             absences.append(AwaySpan(step, math.inf, entry.status, entry.why))
     return [
         Ribbon(
             rank,
             series_of_member(state, rank, "wait share"),
             tuple(away.get(rank, ())),
-            tuple(arrivals.get(rank, ())),
+            tuple(dict.fromkeys(arrivals.get(rank, ()))),
             tuple(point.step for point in of_member(state.curves, rank, SNAPSHOTS).points()),
         )
         for rank in state.members

@@ -146,9 +146,16 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Steps that all active members have done; members that are still joining do not count."""
-        working = [member.step for member in self.members.values() if member.active and member.step]
-        return min(working) if working else max((member.step for member in self.members.values()), default=0)
+        """Steps that all active members have done.
+
+        Members that have come while the run was under way do not count until they have caught up with the others, in
+        their first exchange: so the step does not go backwards.
+        """
+        working = [member for member in self.members.values() if member.active and member.step]
+        earliest = min((member.began[1] for member in working if member.began is not None), default=0)
+        counted = [member.step for member in working if member.keeps_up(earliest)]
+        counted = counted or [member.step for member in working]
+        return min(counted) if counted else max((member.step for member in self.members.values()), default=0)
 
     @property
     def steps_text(self) -> str:

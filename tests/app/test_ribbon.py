@@ -60,6 +60,15 @@ def test_who_is_lost_again_before_its_first_step_was_away_from_then_on() -> None
     )
 
 
+def test_a_machine_that_comes_and_goes_before_it_takes_a_step_was_away_once() -> None:
+    there = MemberEvent(member=1, time=41.5, status="joined", name="air")
+    lost = [MemberEvent(member=1, time=time, status="lost", message=why) for time, why in ((41, "cable"), (42, "late"))]
+    back = [there.model_copy(update={"time": 43.0}), *(step(n, time=n) for n in range(41, 60)), step(60, member=1)]
+    air = ribbons(reduce_events([lost[0], there, lost[1], *back], lost_and_back()))[1]
+    assert [away.text for away in air.away] == ["lost: silent for 5 s", "lost: cable"]
+    assert steps_away(air, 60) == pytest.approx(40, abs=1) and len(air.arrivals) == 2
+
+
 def test_cells_are_where_the_steps_of_a_curve_are() -> None:
     pc, air = ribbons(lost_and_back())
     assert shares(pc.waits, 1, 40, 39)[9:11] == [0.25, 0.5]  # steps 10 and 11

@@ -100,6 +100,21 @@ def test_a_newcomer_does_not_take_the_runs_steps_away() -> None:
     assert reduce_events([step(28), RunEvent(status="paused"), joins]).step == 28
 
 
+def test_a_machine_that_catches_up_takes_no_step_of_the_run_back() -> None:
+    """Lost at step 19, back at step 40 while the others are at 44: its steps count from its next exchange on."""
+    gone = MemberEvent(member=1, time=20, status="lost")
+    back = MemberEvent(member=1, time=40, status="joined", name="b", message="joins a running group")
+    events: list[Event] = [step(n, member=m) for n in range(1, 20) for m in range(2)]
+    events += [gone, *(step(n) for n in range(20, 40)), back, *(step(n) for n in range(40, 45))]
+    events += [event for n in range(41, 60) for event in (step(n, member=1), step(min(n + 4, 59)))]
+    events += [step(60, member=1), sync(60, member=1), step(60), sync(60), step(61), step(61, member=1), step(62)]
+    steps = [reduce_events(events[: n + 1]).step for n in range(len(events))]
+    assert steps == sorted(steps) and steps[-1] == 61
+    assert reduce_events(events[: events.index(back) + 1]).samples_per_second == pytest.approx(
+        8.0
+    )  # not its earlier pace
+
+
 def test_bytes_are_not_counted_twice() -> None:
     steps = [step(1, bytes_sent=70, bytes_received=150), step(2, bytes_sent=40, bytes_received=60)]
     member = reduce_events([*steps, sync(1)]).members[0]
