@@ -43,7 +43,7 @@ from distributed.workers.agent_records import AgentTimeouts, Assignment, assigne
 from distributed.workers.remote_coordinator import RemoteCoordinator
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput, MusterError
-from training.records.events import ENGINE, Event, ProgressEvent, WarningEvent
+from training.records.events import ENGINE, Event, ProgressEvent, SyncEvent, WarningEvent
 from training.records.plan import LAUNCHED_FILES, DevicePlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome
@@ -178,6 +178,9 @@ class Supervisor:
 
     def _watch(self, event: Event) -> None:
         self._start_watch(event)
+        for worker in self._workers if isinstance(event, SyncEvent) else ():
+            if worker.assignment.rank == event.member and worker.is_connected and not worker.ended:
+                self._cut_off.note_sync(worker.attached)
         if self._requests is not None:
             self._requests(event)
 

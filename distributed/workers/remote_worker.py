@@ -90,7 +90,8 @@ class RemoteWorker:
         self._agent_ended = threading.Event()
         self._broken: MusterError | None = None
         self._rendezvous = RendezvousUpdates(self.route)
-        self._attached = -math.inf
+        self.attached = -math.inf
+        """When the present connection to its agent was made, by the monotonic clock."""
 
     # ------------------------------------------------------------------------------------------------ as a worker
 
@@ -134,7 +135,7 @@ class RemoteWorker:
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
         # An event right after connecting may have been written while the connection was broken.
-        is_current = time.monotonic() - self._attached > _BACKLOG_SECONDS
+        is_current = time.monotonic() - self.attached > _BACKLOG_SECONDS
         if isinstance(event, WarningEvent) and event.unreached and is_current:
             get_update = functools.partial(self._rendezvous.replace_address, event.unreached)
             threading.Thread(target=self._send_new_rendezvous, args=(get_update,), daemon=True).start()  # SSH may block
@@ -306,9 +307,9 @@ class RemoteWorker:
                 with contextlib.suppress(SshError):
                     self.link.ask(Forget(*self._folder))
                 return
-            if self.adopted is not None and self._attached == -math.inf:
+            if self.adopted is not None and self.attached == -math.inf:
                 self._earlier_commands = hello.commands
-            self._attached = time.monotonic()
+            self.attached = time.monotonic()
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, hello.commands, stop), daemon=True)
             writer.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed.run.cut_off import CUT_OFF, CutOff
+from distributed.run.cut_off import CUT_OFF, SEPARATED, CutOff
 from distributed.supervision import Supervisor
 from distributed.supervisor import _leave_to_members
 from profiles.files.resolve import profile_from_options
@@ -18,7 +18,7 @@ from training.exchange.coordinator_protocol import Configuration, Report, Standi
 from training.exchange.group.coordinator_state import CoordinatorConfig, quorum_of
 from training.exchange.group.election import Neighbour
 from training.exchange.group.quorum import next_term
-from training.records.events import WarningEvent
+from training.records.events import SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
@@ -38,6 +38,38 @@ def test_it_looks_for_them_for_some_minutes_and_starts_anew_when_most_are_back()
     now[0] += CUT_OFF
     assert cut_off.judge(3, 3, False) and left == [now[0]]
     assert len(warnings) == 2 and "3 of 3 members" in warnings[1]
+
+
+def test_members_that_synchronise_long_after_the_cut_are_the_ones_that_go_on() -> None:
+    """Where another machine's coordinator knows who counts, as after an election."""
+    now, left = [0.0], list[float]()
+    cut_off = CutOff(lambda line: None, lambda: left.append(now[0]), lambda: now[0])
+    assert cut_off.judge(2, 3, False)
+    for seconds, connected, is_cut_off in ((5.0, 0.0, True), (SEPARATED, 50.0, True), (10.0, 0.0, False)):
+        now[0] += seconds
+        cut_off.note_sync(connected)
+        assert cut_off.judge(2, 3, False) is is_cut_off
+    now[0] += CUT_OFF
+    assert not cut_off.judge(2, 3, False) and not left
+    assert not cut_off.judge(1, 3, False) and cut_off.judge(2, 3, False)
+
+
+def test_whoever_synchronises_must_be_connected() -> None:
+    told = list[float]()
+    workers = [
+        SimpleNamespace(ended=False, is_connected=rank < 1, attached=7.0, assignment=SimpleNamespace(rank=rank))
+        for rank in (0, 1)
+    ]
+    supervisor: Any = SimpleNamespace(
+        _start_watch=lambda event: None,
+        _requests=None,
+        _workers=workers,
+        _cut_off=SimpleNamespace(note_sync=told.append),
+    )
+    counts = {"step": 1, "round": 1, "bytes_sent": 1, "bytes_received": 1}
+    for rank in (1, 0):
+        Supervisor._watch(supervisor, SyncEvent(member=rank, seconds=1.0, wait=0.0, members=[0, 1], **counts))
+    assert told == [7.0]
 
 
 @pytest.mark.parametrize(("away", "members"), [(1, 2), (2, 4)])
