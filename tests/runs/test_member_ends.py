@@ -113,6 +113,16 @@ def test_a_run_that_is_done_does_not_wait_for_a_machine_that_is_away(stage: Stag
     assert stage.run.outcome().status == "completed"
 
 
+@pytest.mark.parametrize(("last", "status"), [(ExitCode.STOPPED, "cancelled"), (ExitCode.DONE, "completed")])
+def test_a_run_that_its_machines_have_stopped_is_not_completed(stage: Stage, last: ExitCode, status: str) -> None:
+    """As by ``stop`` on one of them, while the machine that started it was gone: its snapshots are needed."""
+    for rank, code in enumerate((ExitCode.STOPPED, ExitCode.STOPPED, last)):
+        stage.ends(rank, code)
+    outcome = stage.run.outcome()
+    assert outcome.status == stage.folder.metadata.status == status
+    assert ("kept_step" in outcome.metrics) == (status == "cancelled")
+
+
 def test_the_end_of_one_that_had_voted_for_another_coordinator_counts_for_none_here(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

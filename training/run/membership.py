@@ -207,6 +207,12 @@ class Membership:
         """Whether all counting members have trained to the end."""
         return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether counting members have stopped, on whosever word, and none has trained to the end."""
+        codes = {worker.exit_code for rank, worker in self.workers.items() if rank not in self.detached}
+        return ExitCode.STOPPED in codes and ExitCode.DONE not in codes
+
     def can_continue_without(self, rank: int) -> bool:
         """Whether another member trains or has trained to the end, on all its devices."""
         gone = {self._member_of(worker) for worker in (rank, *self.lost)}

@@ -384,7 +384,7 @@ class RunController:
             unusable = error.exit_code == ExitCode.BAD_INPUT and not self._has_begun  # later it is the run's failure
             code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
             status, message, hint = "failed", error.message, error.hint
-        elif self._stopping.reason and not self.members.all_done():
+        elif self.members.stopped_early or (self._stopping.reason and not self.members.all_done()):
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
             summary = self._progress.summary if self.plan.launch is None else self._stopping.reason
             message = "; ".join([summary, *self.members.error_messages])
@@ -394,5 +394,5 @@ class RunController:
         return RunOutcome(status, self.folder.path, metrics, code, message, hint)
 
     def _metrics(self) -> dict[str, Any]:
-        stopping = self._progress.metrics if self._stopping.reason else {}
+        stopping = self._progress.metrics if self._stopping.reason or self.members.stopped_early else {}
         return {**self._totals.figures(), "lost_members": self.members.lost_members, **stopping, **self._more_metrics()}
