@@ -43,7 +43,7 @@ from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
 from distributed.preparation.wheels import InstallProgress
-from distributed.ssh.access import AccessReport, explain
+from distributed.ssh.access import AccessReport, OwnKey, explain, own_key_path
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import (
@@ -74,6 +74,11 @@ _ASKING, _LOOKING, _MEASURING, _INSTALLING = 0.7, 1.6, 0.9, 0.6
 _NOWHERE = "a recording"
 _REFUSALS = {error.cause: error for error in (ConnectTimeout, HostKeyChanged, PortClosed, UserRefused)}
 _ABSENT = ("the tour has no machine of this name", "without --demo it would be looked up and tried")
+
+
+def _recorded_key() -> OwnKey:
+    """Return the key of the recorded computer: the tour makes none."""
+    return OwnKey(own_key_path(), "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIRecordedRecordedRecordedRecorded muster@tour")
 
 
 class TourConnection(HereConnection):
@@ -217,7 +222,7 @@ class TourOutside(Outside):
         try:
             connection = self._connect(machine, trust)
         except SshError as error:
-            return explain(target, host, error)
+            return explain(target, host, error, own_key=_recorded_key)
         assert tour_machine is not None  # the connection was made
         return AccessReport(
             target.name, host.host_port, host.user, fingerprint=connection.fingerprint, system=tour_machine.uname

@@ -57,6 +57,7 @@ class MusterApp(TerminalApp):
         scrollbar-background-active: $background; scrollbar-color-hover: $primary; scrollbar-color-active: $primary;
         scrollbar-corner-color: $background; }
     MusterApp:nocolor *:focus { text-style: none; }
+    Input { scrollbar-size-horizontal: 0; }
     SearchIcon { display: none; }
     """
 

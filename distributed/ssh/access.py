@@ -152,8 +152,18 @@ def check_all(
         return {report.machine: report for report in reports}
 
 
-def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, seconds: float = 0.0) -> AccessReport:
-    """Return the report of a log-in that failed with ``error``."""
+def explain(
+    target: SshTarget,
+    host: ResolvedHost | None,
+    error: MusterError,
+    seconds: float = 0.0,
+    own_key: Callable[[], OwnKey] | None = None,
+) -> AccessReport:
+    """Return the report of a log-in that failed with ``error``.
+
+    Args:
+        own_key: returns the key that a command in the report authorises; default: :func:`own_key`, which creates it.
+    """
     ssh = error if isinstance(error, SshError) else None
     through = ssh is not None and ssh.machine != target.name  # a jump host on the route
     return AccessReport(
@@ -163,17 +173,17 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         failed=ssh.stage if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",
         problem=error.message_for(target.name),
-        fix=_fix(error, host, through),
+        fix=_fix(error, host, through, own_key),
         seconds=seconds,
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
-        command=_own_command() if isinstance(ssh, NoKeyAccepted) and not (through or ssh.mendable) else "",
+        command=_own_command(own_key) if isinstance(ssh, NoKeyAccepted) and not (through or ssh.mendable) else "",
         password_possible=isinstance(ssh, NoKeyAccepted) and ssh.password_possible and not through,
         demands=tuple(demands_of(target.config_file)) if target.from_hosts_file and host is None else (),
         unknown_key=ssh.key if isinstance(ssh, UnknownHostKey) else None,
     )
 
 
-def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
+def _fix(error: MusterError, host: ResolvedHost | None, through: bool, own_key: Callable[[], OwnKey] | None) -> str:
     """Return the hint of the error, or a better one from the ``access`` command."""
     if isinstance(error, PasswordOnly):
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
@@ -182,24 +192,22 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     user_hint = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
         return f"{user_hint}run the access command for it on a terminal: its password, entered once, installs a key"
-    return f"{user_hint}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command()}"
+    return (
+        f"{user_hint}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command(own_key)}"
+    )
 
 
-def _own_command() -> str:
+def _own_command(key: Callable[[], OwnKey] | None) -> str:
     """Return :func:`authorize_command`; where we have no key, how to authorise the user's own."""
     try:
-        return authorize_command()
+        return authorize_command((key or own_key)())
     except BadInput as error:
         return f"add a public key of yours to ~/.ssh/authorized_keys ({error.message})"
 
 
-def authorize_command() -> str:
-    """Return the command that authorises this computer when run on another machine; creates our key if needed.
-
-    Raises:
-        BadInput: as :func:`own_key`.
-    """
-    line = shlex.quote(own_key().line)
+def authorize_command(key: OwnKey) -> str:
+    """Return the command that authorises this computer's key when run on another machine."""
+    line = shlex.quote(key.line)
     return f"mkdir -p -m 700 ~/.ssh && echo {line} >> ~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys"
 
 

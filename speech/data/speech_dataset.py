@@ -18,6 +18,7 @@ from pathlib import Path
 from profiles.errors import BadInput, counted
 from profiles.installation import program
 from profiles.locations import is_on_hub, looks_like_path
+from speech.data.missing_tables import missing_tables
 from speech.data.patches import (
     KEPT,
     PSEUDO,
@@ -51,7 +52,6 @@ from training.tasks.data_files.splits import SPLITS, by_split, id_hash, path_if_
 from training.tasks.data_files.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
-_SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _CLIP_COLUMNS = ("id", "language", "duration")
 _LABEL = program("data", "pseudo-label", "MODEL FOLDER --into DATASET")
 LABEL_HINT = f"set pseudo_share = 0, or write it with: {_LABEL}"
@@ -266,20 +266,8 @@ def _read_folder(folder: Path, text_column: str) -> dict[str, _TableClips]:
         return _by_first_folder(_table(metadata, text_column), folder)
     tables = tables or _inner_tables(folder) or _only_table(folder)
     if not tables:
-        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _missing_tables_hint(folder))
+        raise missing_tables(folder)
     return {split: _table(path, text_column) for split, path in tables.items()}
-
-
-def _missing_tables_hint(folder: Path) -> str:
-    """Return a hint on what to do with a folder without tables."""
-    hint = "write train.csv with the columns id, audio_path, text"
-    spreadsheets = [path for path in sorted(without_hidden(folder.glob("*"))) if path.suffix.lower() in _SPREADSHEETS]
-    if spreadsheets:
-        hint = f"{spreadsheets[0].name} is there: {hint.replace('write', 'save it as')} (in a spreadsheet: 'CSV UTF-8')"
-    if spreadsheets and spreadsheets[0].suffix.lower() in (".csv", ".tsv"):
-        hint += f", or name it: --dataset {shlex.quote(str(spreadsheets[0]))}"
-    command = program("data", "prepare", shlex.quote(str(folder)), "--out NEW")
-    return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {command}"
 
 
 def _tables_in(folder: Path) -> dict[str, Path]:

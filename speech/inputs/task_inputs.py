@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from profiles.errors import BadInput
 from profiles.schema import Profile
 from speech.data.patches import FOLDER as PATCHES
 from speech.data.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
@@ -46,6 +48,13 @@ class SpeechInputs(TaskInputs):
         language = {"language": profile.model.language} if profile.model.language else {}
         reason = f"{too_long['error']}; profile {instead} is taken, which hears {PUBLISHED_WINDOW:g} s"
         return Substitute(instead, language, reason)
+
+    def can_select(self, profile: Profile) -> bool:
+        from speech.recordings.readers import kind_of
+
+        with contextlib.suppress(BadInput):
+            return bool(kind_of(profile.data.dataset_path))
+        return False
 
     def files_of_table(self, profile: Profile, table: Path) -> Iterator[Path]:
         yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)

@@ -216,9 +216,9 @@ def write_result(
         detail = "" if exclusion.detail in _IN_THE_REASON else f": {exclusion.detail}"
         examples.setdefault(exclusion.reason.value, f"{recording.id}{detail}")
     if not accepted:
-        reason, count = reasons.most_common(1)[0]
-        message = f"none of {counted(len(left_out), 'recording')} is left; {count}: {reason} ({examples[reason]})"
-        raise BadInput(message, f"all reasons are in {dataset_folder.folder / LEFT_OUT}")
+        each = "; ".join(f"{count} {reason}, such as {examples[reason]}" for reason, count in reasons.most_common())
+        message = f"none of {counted(len(left_out), 'recording')} can be used: {each}"
+        raise BadInput(message, f"each is in {dataset_folder.folder / LEFT_OUT}, with its reason")
     sizes = {split: size for split in SPLITS if (size := _write_split(dataset_folder, split, accepted))}
     used = {clip.file for clip in accepted}
     for path in dataset_folder.audio.iterdir():

@@ -97,7 +97,10 @@ def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard]
     assert len(state.chosen.choice.members) <= number - len(refused) and refused.isdisjoint(state.chosen.choice.members)
 
 
-def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]) -> None:
+def test_three_machines_meet_every_kind_of_trouble(
+    tour: Callable[[int], Wizard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     wizard = tour(3)
     picked_all(wizard, 3)
     rows = until_state(wizard, lambda s: len(s.access) == 2 and all(r.status in _SETTLED for r in s.access)).access
@@ -106,6 +109,7 @@ def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]
     wizard.give_password(pc.key, "wrong")
     until_state(wizard, lambda state: any(row.words == "wrong password" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
+    assert not (tmp_path / "home").exists()  # no key was made
 
 
 def test_another_user_is_tried_and_let_in() -> None:

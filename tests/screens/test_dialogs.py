@@ -8,6 +8,7 @@ import pytest
 from rich.style import Style
 from textual.notifications import Notification
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from app.screens.app import WizardApp
 from app.shell.dialogs import TextDialog
@@ -44,6 +45,19 @@ def test_a_dialog_dims_what_is_behind_it(colours: str, monkeypatch: pytest.Monke
         assert style_of(pilot, "How fast") == before
 
     run(WizardApp(at(Step.LINKS), clock=fixed_clock), drive, (120, 32))
+
+
+@pytest.mark.slow
+def test_the_end_of_a_long_value_is_seen_while_it_is_typed() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await choose(pilot, "dataset")
+        await pilot.press("enter")
+        field = pilot.app.screen.query_one("#field", Input)
+        field.value = f"/{'long/' * 30}recordings"
+        field.action_end()
+        await until_text(pilot, "long/recordings")
+
+    run(WizardApp(at(Step.JOB), clock=fixed_clock), drive, (80, 24))
 
 
 @pytest.mark.slow

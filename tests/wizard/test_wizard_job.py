@@ -118,6 +118,10 @@ def test_what_can_be_read_of_messy_recordings_becomes_a_data_set_beside_them(tmp
     profile = Profile(name="x", data=DataSettings(dataset_path=str(folder)))
     row = data_of(profile, Outside())
     assert row.salvageable and (row.assessment.status, row.assessment.fix) == (ItemStatus.FAILED, LEAVE_OUT)
+    (tmp_path / "no table").mkdir()
+    (tmp_path / "no table/a.opus").touch()
+    tableless = profile.model_copy(update={"data": DataSettings(dataset_path=str(tmp_path / "no table"))})
+    assert not data_of(tableless, Outside()).salvageable
     made = selection_of(profile, Outside(), told.append)
     assert (Path(made.folder), made.used, len(made.left_out)) == (tmp_path / "my clips-readable", 2, 2)
     assert any(reason.startswith("1 ") and "such as 3" in reason for reason in made.left_out) and told

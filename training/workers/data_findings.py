@@ -7,9 +7,10 @@ Standard input is a profile's document (:class:`profiles.schema.Profile`). Stand
 
     {"splits": {"train": 6400}, "hours": 1.9, "columns": ["id", ...], "broken": ["a.wav: ..."], "broken_count": 1, ...}
     {"splits": ..., "too_long": {"error": ..., "hint": ..., "instead": "PROFILE"}}
-    {"error": ..., "hint": ...}
+    {"error": ..., "hint": ..., "salvageable": true}
 
-The tables are read as a run reads them, by the inputs of the profile's task
+``salvageable``, where something cannot be read: whether a data set may be made of the rest. The tables are read as a
+run reads them, by the inputs of the profile's task
 (:class:`training.tasks.inputs.base.TaskInputs`).
 """
 
@@ -117,10 +118,14 @@ def warm_up_remark(plan: RunPlan) -> str:
 
 def main() -> int:
     """Answer the profile on standard input."""
+    profile = Profile.model_validate_json(sys.stdin.buffer.read())
     try:
-        document = findings(Profile.model_validate_json(sys.stdin.buffer.read()))
+        document = findings(profile)
     except MusterError as error:
         document = {"error": error.message, "hint": error.hint}
+    if "error" in document or document.get("broken_count"):
+        inputs = inputs_of(profile.model.task)
+        document["salvageable"] = inputs.reads_dataset and _is_local(profile) and inputs.can_select(profile)
     json.dump(document, sys.stdout)
     return 0
 

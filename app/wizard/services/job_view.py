@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +138,8 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
         return _unusable("not chosen", "no data set is chosen",
                          "choose one: the folder of your recordings and their table, or the name of one on the hub; "
                          "'data prepare' and 'data segment' make such a folder of others")  # fmt: skip
-    summary, salvageable = outside.look_at_data(profile), _salvageable(profile)
+    summary = outside.look_at_data(profile)
+    salvageable = bool(summary.get("salvageable"))
     if "error" in summary:
         fix = LEAVE_OUT if salvageable else str(summary.get("hint", ""))
         unusable = _unusable("cannot be used", str(summary["error"]), fix)
@@ -174,20 +176,16 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
     )
 
 
-def _salvageable(profile: Profile) -> bool:
-    """Whether a data set could be made of that part of a profile's which can be read: it is recordings, and here."""
-    data = profile.data
-    return profile.model.trait == "speech" and not data.local_data and Path(data.dataset_path).expanduser().exists()
-
-
 def selection_of(profile: Profile, outside: Outside, tell: Tell) -> Selection:
-    """Make a data set of the recordings of a profile's that can be read, in a folder beside them.
+    """Make a data set of the recordings that can be read, in a folder beside those of a profile or, if that is
+    read-only, at home.
 
     Raises:
         BadInput: nothing can be read, or nothing can be written there.
     """
     source = Path(profile.data.dataset_path).expanduser()
-    folder = source.absolute().with_name(f"{source.stem if source.is_file() else source.name}-readable")
+    beside = source.absolute().with_name(f"{source.stem if source.is_file() else source.name}-readable")
+    folder = beside if os.access(beside.parent, os.W_OK) else Path.home() / beside.name
     made = outside.select_readable(str(source), str(folder), profile.data.text_column, tell)
     reasons = [f"{count} {reason}, such as {made['examples'][reason]}" for reason, count in made["left_out"].items()]
     used = sum(int(size["clips"]) for size in made["splits"].values())

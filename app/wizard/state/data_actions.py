@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.wizard.state.dependencies import action, inputs
+from app.wizard.state.records import UNSETTLED
 from app.wizard.state.state import TaskKind
 from app.wizard.state.state import WizardState as State
 from profiles.errors import counted
 
 LEAVE_OUT = "mend it, or press l: that makes a data set of what can be read beside it, and names what is left out"
 """What to do about a salvageable data set."""
+
+STILL_READ = "the data set is still being read"
 
 
 class Selection(NamedTuple):
@@ -29,6 +32,8 @@ class Selection(NamedTuple):
 @action
 def leave_out(state: State) -> State:
     """Make a data set of the recordings that can be read, and take it for the job."""
+    if state.data.status in UNSETTLED:
+        return state.noting(STILL_READ)
     if not state.data.value.salvageable:
         return state.noting("no recording has to be left out")
     if state.is_under_way(TaskKind.SELECTING):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.wizard.state.assessment import of_pairs, of_report
-from app.wizard.state.data_actions import with_selection
+from app.wizard.state.data_actions import STILL_READ, with_selection
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
@@ -95,7 +95,10 @@ def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
         return _to_be_examined(noted)
     if task.kind is TaskKind.INTERVAL:
         return _as_before(noted)
-    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE, TaskKind.SELECTING):
+    if task.kind is TaskKind.SELECTING:  # so nothing can be read of it, or nothing be written
+        data = replace(state.data, value=replace(state.data.value, salvageable=False), cause=cause, fix=fix)
+        return noted.putting(TaskKind.DATA, state_part=data)
+    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE):
         return noted
     kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
     return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
@@ -125,6 +128,8 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
     if not is_current(state, task):
         return state
     row = state.access_of(task.key)
+    if task.kind is TaskKind.DATA and state.notice == STILL_READ:
+        state = state.noting("")
     match task.kind:
         case TaskKind.SAVED_MACHINES:
             return _with_machines_of(state, task.key, result)

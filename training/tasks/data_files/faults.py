@@ -36,11 +36,10 @@ class Faults:
         """
         if not self._errors:
             return
-        first_error, *others = self._errors
-        messages = [
-            first_error.message,
-            *(error.message.removeprefix(f"{self.file}, ") for error in others[: _SHOWN - 1]),
-        ]
+        first_error, file = self._errors[0], f"{self.file}, "
+        before, named, after = first_error.message.partition(file)  # it alone names the file, and once
+        messages = [before + named + after.replace(file, "")]
+        messages += [error.message.replace(file, "") for error in self._errors[1:_SHOWN]]
         unnamed = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
         hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
         raise BadInput("; ".join(messages + unnamed), "; ".join(hints)) from first_error

@@ -72,6 +72,10 @@ class TaskInputs:
         """
         return None
 
+    def can_select(self, profile: Profile) -> bool:
+        """Return whether a data set may be made of those samples that can be read, where some or all cannot."""
+        return False
+
     def files_of_table(self, profile: Profile, table: Path) -> Iterable[Path]:
         """Return the files and folders that have to be sent with a data set that is a single table."""
         return ()
