@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +25,30 @@ TYPED = re.compile(
 )
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Yield the literal texts of a file, without its docstrings."""
+@functools.cache
+def nodes_of(package: str) -> tuple[tuple[str, ast.Constant | ast.Call], ...]:
+    """Return the literal texts outside docstrings, and the calls, of a package's files, each with its file's name."""
+    files = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE)
+    return tuple((path.name, node) for path in files for node in texts_and_calls(ast.parse(path.read_text())))
+
+
+def texts_and_calls(tree: ast.Module) -> Iterator[ast.Constant | ast.Call]:
     documents = set[int]()
-    for node in ast.walk(ast.parse(path.read_text())):  # each node comes after those around it
+    for node in ast.walk(tree):  # each node comes after those around it
         if isinstance(node, ast.Expr):
             documents.add(id(node.value))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
-            yield node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+        if is_text or isinstance(node, ast.Call):
+            yield node
+
+
+def texts(package: str) -> Iterator[tuple[str, str]]:
+    return ((file, str(node.value)) for file, node in nodes_of(package) if isinstance(node, ast.Constant))
 
 
 @pytest.mark.parametrize("package", ["app", "distributed", "profiles", "speech", "training"])
 def test_no_text_names_a_program_that_an_installation_lacks(package: str) -> None:
-    files = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE)
-    assert [(path.name, text) for path in files for text in texts(path) if TYPED.search(text)] == []
+    assert [(file, text) for file, text in texts(package) if TYPED.search(text)] == []
 
 
 COMPOSERS = {"program", "command_line", "command_words", "command_about", "command"}
@@ -55,23 +66,22 @@ ALONE = re.compile(rf"(?<!folder )'({GROUPED})( [^']*)?'")
 """A command of a group that is quoted in a text without its group."""
 
 
-def composed(path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the first two words of a file's command lines; empty where they are not literal."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def composed(package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the first two words of the command lines, each with its file's name; empty where they are not literal."""
+    for file, node in nodes_of(package):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in COMPOSERS:
             words = node.args[node.func.id == "command_about" :][:2]
             literal = [str(word.value) if isinstance(word, ast.Constant) else "" for word in words]
             if literal and literal[0]:
-                yield tuple(literal)
+                yield file, tuple(literal)
 
 
 @pytest.mark.parametrize("package", ["app", "distributed", "profiles", "speech", "training"])
 def test_every_command_in_a_hint_is_named_as_the_help_shows_it(package: str) -> None:
-    files = [path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE]
-    lines = [(path.name, words) for path in files for words in composed(path) if words[0] not in GROUPED_NAMES]
+    lines = [(file, words) for file, words in composed(package) if words[0] not in GROUPED_NAMES]
     known = {*VISIBLE, *((group, "") for group in GROUPS)}
     assert [line for line in lines if line[1][:1] not in known and line[1] not in known] == []
-    assert [(path.name, text) for path in files for text in texts(path) if ALONE.search(text)] == []
+    assert [(file, text) for file, text in texts(package) if ALONE.search(text)] == []
 
 
 def test_an_installation_says_what_its_help_lists(monkeypatch: pytest.MonkeyPatch) -> None:

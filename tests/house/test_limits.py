@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("profiles", "training", "distributed", "app", "speech")
@@ -25,21 +26,42 @@ def _sources() -> list[Path]:
     return [path for path in paths if "_pb2" not in path.name]
 
 
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+class Outline(NamedTuple):
+    """What a file defines."""
+
+    file: str
+    lines: int
+    functions: dict[str, int]
+    """Their lines by their names; the longest one's where several have a name."""
+    classes: list[str]
+    """The public ones."""
+
+
+@cache
+def _outlines() -> list[Outline]:
+    return [_outline(path) for path in _sources()]
+
+
+def _outline(path: Path) -> Outline:
+    text, functions = path.read_text(), dict[str, int]()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            functions[node.name] = max(length, functions.get(node.name, 0))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    return Outline(str(path.relative_to(ROOT)), text.count("\n"), functions, classes)
 
 
 def test_sizes() -> None:
-    too_long: dict[str, int] = {}
-    for path in _sources():
-        text, file = path.read_text(), str(path.relative_to(ROOT))
-        if text.count("\n") > LONGEST_FILE:
-            too_long[file] = text.count("\n")
-        for function in _functions(ast.parse(text)):
-            length = (function.end_lineno or 0) - function.lineno + 1
-            if length > LONGEST_FUNCTION:
-                too_long[f"{file}: {function.name}"] = length
-    assert too_long == {}
+    files = {outline.file: outline.lines for outline in _outlines() if outline.lines > LONGEST_FILE}
+    functions = {
+        f"{outline.file}: {name}": lines
+        for outline in _outlines()
+        for name, lines in outline.functions.items()
+        if lines > LONGEST_FUNCTION
+    }
+    assert files | functions == {}
 
 
 def test_few_files_lie_directly_in_a_folder() -> None:
@@ -48,9 +70,8 @@ def test_few_files_lie_directly_in_a_folder() -> None:
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
-    found: dict[str, list[str]] = {}
-    for path in _sources():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+    files: dict[str, list[str]] = {}
+    for outline in _outlines():
+        for name in outline.classes:
+            files.setdefault(name, []).append(outline.file)
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
