@@ -39,6 +39,7 @@ _LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab
 """Expressions of ``-m`` that choose tests of the lab only, and what a file with such tests holds."""
 _ALL, _FAST = "not alone", "not slow and not lab"
 _SLOW_FILE = re.compile(r"^pytestmark = .*mark\.(slow|lab)\b", re.MULTILINE)
+_SLOW_TEST, _TEST = (re.compile(line, re.MULTILINE) for line in (r"^@pytest\.mark\.slow$", r"^(async )?def test_"))
 _ROOT = Path(__file__).parents[1]
 _COPIED = (
     "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
@@ -111,7 +112,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or expression not in (*_LAB, _FAST):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return (_SLOW_FILE.search(text) is not None if expression == _FAST else _LAB[expression] not in text) or None
+    return (_is_slow_file(text) if expression == _FAST else _LAB[expression] not in text) or None
+
+
+def _is_slow_file(text: str) -> bool:
+    tests = len(_TEST.findall(text))
+    return _SLOW_FILE.search(text) is not None or 0 < tests == len(_SLOW_TEST.findall(text))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -243,6 +243,7 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
         plan_of(TrainRequest(profile))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "strategy"), [("optimizer", "allreduce"), ("strategy", ""), ("diloco.outer_optimizer", "diloco")]
 )
@@ -291,6 +292,7 @@ def code(model_path: str) -> object:
     return code_of(profile_from_options("p", {"task": "custom", "model_path": model_path}))
 
 
+@pytest.mark.slow
 def test_the_examples_need_no_question_and_what_hides_them_does(tmp_path: Path) -> None:
     for name in (f"{Path(__file__).parents[2]}/examples/custom/spirals.py:build", "examples.custom.spirals:build"):
         own = code(name)

@@ -53,6 +53,7 @@ def test_a_list_that_cannot_be_written_says_what_is_in_the_way(run: str, speech:
     assert "patches/delete" in error and hint == "hint: move it"
 
 
+@pytest.mark.slow
 def test_a_run_with_damaged_metadata_is_told_as_such(run: str, capsys: Capture) -> None:
     (Path("output") / run / "metadata.json").write_text("{}")
     assert main(["blacklist", run, "--folds", "0"]) == 2

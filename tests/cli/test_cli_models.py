@@ -141,6 +141,7 @@ def test_a_file_of_predictions_that_cannot_be_is_refused_before_anything_is_hear
     assert told.endswith("--predictions\n")
 
 
+@pytest.mark.slow
 def test_a_lone_table_is_evaluated_whole(model: Path, speech: Path, capsys: Capture) -> None:
     table = (speech / "test.csv").rename(speech / "any.csv")
     assert main(["evaluate", str(model), str(table)]) == 0

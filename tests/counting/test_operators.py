@@ -6,6 +6,7 @@ import torch
 from tests.counting.operators import look_up_operators
 
 
+@pytest.mark.slow
 def test_no_thread_makes_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up_operators()
     monkeypatch.delattr(torch._ops, "OpOverload")

@@ -64,6 +64,7 @@ def test_two_machines_on_wifi_get_one_cable_of_gigabit() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_where_all_are_on_wifi_all_get_one() -> None:
     assert [(reason.code, reason.subject) for reason in reasons(home("", "abc"))] == [("cables-to", "a, b, c")]
 
@@ -86,6 +87,7 @@ SMALL = Workload(trainable=600_576, total=600_576, samples=14_400)
 SAID = re.compile(r"with a cable to machine c \(600 Mbit/s\): \d\.\d\d instead of \d\.\d\d times as fast")
 
 
+@pytest.mark.slow
 def test_plan_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Figures(cluster=home("ab", "c", 1.5), workload=SMALL).write(tmp_path / "figures.json")
     assert main(["plan", "demo-scratch", "--figures", str(tmp_path / "figures.json")]) == 0

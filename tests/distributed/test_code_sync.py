@@ -209,6 +209,7 @@ def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pyte
     assert names("torch.nn") == names("training.data.sample_order") == names("json") == []
 
 
+@pytest.mark.slow
 def test_a_folder_full_of_python_is_refused(tmp_path: Path) -> None:
     for number in range(MOST_FILES + 1):
         (tmp_path / f"file_{number}.py").write_text("")

@@ -46,6 +46,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "run" / "model"
 
 
+@pytest.mark.slow
 def test_a_folder_arrives_as_it_is_there(tmp_path: Path, target: Path) -> None:
     link = far_machine(tmp_path)
     there = tmp_path / "far" / "runs" / "run-1" / "0" / "model"

@@ -170,6 +170,7 @@ def test_this_machine_tells_its_memory_and_its_interfaces() -> None:
     assert "lo" not in said.mtu and all(size > 0 for size in said.mtu.values())
 
 
+@pytest.mark.slow
 def test_this_machine_multiplies_rightly() -> None:
     torch = pytest.importorskip("torch")
     found = health.smoke(torch, "cpu")

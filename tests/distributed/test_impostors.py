@@ -146,6 +146,7 @@ def test_who_was_never_looked_at_comes_before_who_is_due_again() -> None:
     assert set(looked[: len(state.paths)]) == set(state.paths)
 
 
+@pytest.mark.slow
 def test_who_answers_is_looked_at_before_many_that_are_new_and_silent() -> None:
     now, state, reached = 0.0, State(), list[Endpoint]()
 

@@ -45,6 +45,7 @@ def test_nccl_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> Non
     assert best(plan(FOUR, MUCH.model_copy(update={"engine": "nccl"}))) == "nccl"
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(1, 50), min_size=1, max_size=3), st.floats(10, 10_000))
 def test_no_plan_is_in_clear_unasked(speeds: list[float], mbit: float) -> None:

@@ -55,6 +55,7 @@ def kept(awake: Path) -> tuple[int, str]:
     return int(pid), words
 
 
+@pytest.mark.slow
 def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path) -> None:
     agents.start()
     attachment = agents.attach()

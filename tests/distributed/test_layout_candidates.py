@@ -127,6 +127,7 @@ def test_smaller_micro_batches_and_checkpointing_may_be_chosen_if_nobody_has_set
     assert pipeline.options["batch_size"] == ("8", "1")
 
 
+@pytest.mark.slow
 def test_neighbours_in_the_pipeline_are_those_with_fast_links() -> None:
     cluster = home(32, 32, 32)
     slow = tuple(
@@ -146,12 +147,14 @@ def test_machines_without_links_are_no_neighbours() -> None:
     assert {sentence(each.reason).split(" would")[1] for each in unlinked} == {" need links that were not measured"}
 
 
+@pytest.mark.slow
 def test_slow_links_are_hidden_by_more_micro_batches_under_way() -> None:
     fast, slow = (of("pipeline", candidates(home(42, 42, 42, mbit=mbit), UNTIED)) for mbit in (10_000, 100))
     assert slow.extra > 0 and slow.step > fast.step
     assert [stage.under_way for stage in slow.members[0]] > [stage.under_way for stage in fast.members[0]]
 
 
+@pytest.mark.slow
 def test_two_members_of_two_devices_have_the_same_cut() -> None:
     ranked = candidates(home(12.3, 12.3, 12.3, 12.3), **ADAPTERS)
     hybrid = next(each for each in ranked if len(each.members) == 2)
@@ -162,6 +165,7 @@ def test_two_members_of_two_devices_have_the_same_cut() -> None:
     assert hybrid.samples_per_second == pytest.approx(2 * 16 / hybrid.step)
 
 
+@pytest.mark.slow
 def test_members_that_exchange_seldom_lose_less() -> None:
     steps = []
     for interval in (1, 50):
@@ -170,6 +174,7 @@ def test_members_that_exchange_seldom_lose_less() -> None:
     assert steps[1].exchange == pytest.approx(steps[0].exchange / 50, rel=0.2)
 
 
+@pytest.mark.slow
 def test_more_devices_than_orders_are_tried_of() -> None:
     pipeline = of("pipeline", candidates(home(16, 16, 16, 16, 16, 16, 16, 18)))
     assert pipeline.accepted and names(pipeline)[0].startswith("h")
@@ -280,6 +285,7 @@ def test_unmeasured_machines_are_an_error() -> None:
         candidates(Cluster(machines=(unmeasured,)))
 
 
+@pytest.mark.slow
 def test_blocks_that_were_measured_to_take_no_time_divide_nothing_by_zero() -> None:
     home_of_three = home(30, 30, 30)
     for seconds in ([0.0] * 28, [0.0] * 27 + [1.0]):
@@ -288,6 +294,7 @@ def test_blocks_that_were_measured_to_take_no_time_divide_nothing_by_zero() -> N
         assert pipeline.accepted and pipeline.fits and 0 <= pipeline.bubble < 1
 
 
+@pytest.mark.slow
 def test_an_endless_latency_needs_no_more_than_all_micro_batches_ahead() -> None:
     cluster = home(30, 30, 30)
     links = tuple(link.model_copy(update={"rtt_ms": inf}) for link in cluster.links)
@@ -305,6 +312,7 @@ def test_values_of_extra_are_doubled_for_many_micro_batches() -> None:
     assert _extras(100) == [*range(17), 32, 64, 100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "members"), [(0, 1), (2, 2), (3, 1)])
 def test_a_plan_has_members_of_as_many_devices_as_asked_for(
     stages: int, members: int, monkeypatch: pytest.MonkeyPatch

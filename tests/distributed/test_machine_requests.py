@@ -87,6 +87,7 @@ def test_whatever_a_module_of_it_imports_of_ours_is_sent() -> None:
         assert {name for name in names if name.startswith(("distributed.", "training."))} <= sources().keys()
 
 
+@pytest.mark.slow
 def test_several_threads_may_ask_at_once() -> None:
     modules = [kind.module for kind in MachineRequest.__subclasses__()] * 8
     with ThreadPoolExecutor(16) as threads:
@@ -106,6 +107,7 @@ def test_a_title_names_the_run_for_lists_of_processes() -> None:
     assert ListRemains("run-1").title == ["listremains", "run-1"] and ProbeMachine([]).title == ["probemachine"]
 
 
+@pytest.mark.slow
 def test_the_program_is_sent_along_until_it_is_there(tmp_path: Path) -> None:
     link = MachineLink(
         Machine(name="far", python=python_itself(), project_path=str(tmp_path)), lambda: HereConnection("far")
@@ -119,6 +121,7 @@ def test_the_program_is_sent_along_until_it_is_there(tmp_path: Path) -> None:
         link.ask(ListMissing([], ["x"]))
 
 
+@pytest.mark.slow
 def test_a_package_of_the_same_name_there_is_not_looked_at(tmp_path: Path) -> None:
     (tmp_path / "distributed.py").write_text("raise SystemExit('another package')")
     request = ListMissing([], [])

@@ -42,6 +42,7 @@ def test_the_names_of_tensors_tell_their_blocks() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "shards"), [("neox", "50GB"), ("whisper", "30KB"), ("gemma2", "30KB")])
 def test_a_stage_reads_the_same_weights_from_its_blocks(family: str, shards: str, tmp_path: Path) -> None:
     settings, whole = config(family), tmp_path / "whole"

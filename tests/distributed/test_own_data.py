@@ -80,6 +80,7 @@ def test_columns_are_those_of_the_others(columns: tuple[str, ...], level: str, s
     assert (found.level, bool(found.fix)) == (level, level != "ok") and said in found.seen
 
 
+@pytest.mark.slow
 def test_each_machine_is_asked_for_its_own_place(tmp_path: Path) -> None:
     (tmp_path / "voices").mkdir()
     (tmp_path / "voices" / "train.csv").write_text("audio,text\na.wav,b\n")

@@ -77,6 +77,7 @@ def seconds_with(cluster: Cluster, shards: Sequence[float]) -> float:
     return max(times)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([10.0, 50.0, 100.0, 300.0]), min_size=6, max_size=6))
 def test_shards_of_four_machines_with_any_links(rates: list[float]) -> None:

@@ -94,6 +94,7 @@ def test_a_field_that_no_device_has_is_not_taken() -> None:
         MemberPlan(rank=0, name="a", batch_size=1).on_device(adresses=("10.0.0.1",))
 
 
+@pytest.mark.slow
 @given(plans(), st.randoms())
 def test_members_in_another_order_than_their_ranks_are_refused(plan: RunPlan, random: Any) -> None:
     document = plan.model_dump(mode="json")

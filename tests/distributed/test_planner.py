@@ -68,6 +68,7 @@ def test_a_machine_that_was_measured_in_use_is_named_though_it_was_left_out() ->
 # ----------------------------------------------------------------------------------------------------------- properties
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, st.floats(1, 10), jobs, st.data())
 def test_more_bandwidth_makes_no_candidate_slower(
@@ -78,6 +79,7 @@ def test_more_bandwidth_makes_no_candidate_slower(
     assert predict(fast, job, candidate.choice).step <= predict(slow, job, candidate.choice).step * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, jobs)
 def test_every_machine_alone_is_a_candidate(speeds: list[float], mbit: float, job: Job) -> None:
@@ -86,6 +88,7 @@ def test_every_machine_alone_is_a_candidate(speeds: list[float], mbit: float, jo
     assert max(c.speed_up for c in alone) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, jobs)
 def test_shares_sum_to_the_global_batch_and_follow_speed(speeds: list[float], mbit: float, job: Job) -> None:
@@ -98,6 +101,7 @@ def test_shares_sum_to_the_global_batch_and_follow_speed(speeds: list[float], mb
                 assert slower.micro_batch <= faster.micro_batch
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, jobs, st.randoms(use_true_random=False))
 def test_the_order_of_machines_and_links_changes_nothing(
@@ -110,6 +114,7 @@ def test_the_order_of_machines_and_links_changes_nothing(
     assert plan(Cluster(machines=tuple(machines), links=tuple(links)), job) == plan(original, job)
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, jobs)
 def test_every_reason_can_be_said(speeds: list[float], mbit: float, job: Job) -> None:
@@ -186,6 +191,7 @@ def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
     assert [interval(0.03), interval(0.05), interval(0.07)] == [10, 20, 100]
 
 
+@pytest.mark.slow
 @few_examples
 @given(speeds, rates, jobs)
 def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float], mbit: float, job: Job) -> None:
@@ -198,6 +204,7 @@ def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float
     )
 
 
+@pytest.mark.slow
 def test_a_near_tie_is_told() -> None:
     ties = [reason for mbit in (300, 350, 400) for reason in plan(cluster([8, 8, 8], mbit), job()).reasons
             if reason.code == "about-equal"]  # fmt: skip

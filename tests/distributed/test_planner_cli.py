@@ -48,6 +48,7 @@ def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_choice_in_a_few_lines(figures: Path, capsys: Capture) -> None:
     assert run("demo-scratch", "--figures", figures) == 0
     out = capsys.readouterr().out

@@ -118,6 +118,7 @@ def test_the_loader_s_words_tell_what_to_do(words: str, hint: str) -> None:
     assert one.problem is not None and hint in one.problem.hint
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_loaded_is_found_by_loading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +197,7 @@ def test_not_ready_carries_every_problem() -> None:
     assert caught.value.message == "a, c: is off; b: is asleep"
 
 
+@pytest.mark.slow
 def test_this_machine_is_ready_without_ssh(tmp_path: Path) -> None:
     here = Machine(name="here", address="localhost", python=sys.executable, project_path=str(tmp_path))
     (one,) = preflight.check(Hosts(machines=(here,)))

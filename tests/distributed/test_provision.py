@@ -189,6 +189,7 @@ class NoPython(HereConnection):
         return super().run([word.replace(usual, "") for word in argv], **options)
 
 
+@pytest.mark.slow
 def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tools").mkdir()
     for tool in ("sh", "mkdir", "rm", "ln", "uname"):

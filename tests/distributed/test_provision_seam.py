@@ -103,6 +103,7 @@ def test_a_run_on_a_machine_without_packages_of_its_own(lab: LightLab, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_only_machines_without_a_chosen_python_get_one(lab: LightLab) -> None:
     hosts = lab.hosts("a")
     link = MachineLink(hosts.machines[0], lambda: HereConnection("a"))
@@ -124,6 +125,7 @@ class WithoutPython(MachineLink):
         raise preflight.SshError(self.name, f"no Python there: {self.python}", "install one")
 
 
+@pytest.mark.slow
 def test_what_provisioning_needs_is_said_of_a_machine_without_python(tmp_path: Path) -> None:
     hosts = Hosts(machines=(Machine(name="bare", address="bare", project_path=str(tmp_path)),))
     (one,) = preflight.check(hosts, dial=lambda machine, *_: WithoutPython(machine, lambda: HereConnection("bare")))

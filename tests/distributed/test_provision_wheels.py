@@ -44,6 +44,7 @@ def test_pins_are_chosen_for_the_python_there() -> None:
     assert locked_for(LOCK, {**MAC, "version": [3, 12, 0], "system": "Linux"}) == ["numpy==2.4.6", "nvidia==1.0"]
 
 
+@pytest.mark.slow
 def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
     lock = (TOP / "constraints.txt").read_text()
     names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, training_recipe().requirements)}
@@ -125,6 +126,7 @@ def test_the_build_of_torch_is_one_that_loads_there(
     assert any("stays unused" in line for line in told) == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [{}, {"machine": "other"}])
 def test_each_package_is_asked_for_once_and_only_torch_at_its_own_index(target: dict[str, Any], pip: Pip) -> None:
     recipe, told = training_recipe(), list[str]()

@@ -17,6 +17,7 @@ from training.run.local_plan import plan_local_run
 HOSTS = {"machines": [{"name": "desk", "address": "localhost"}]}
 
 
+@pytest.mark.slow
 def test_the_usual_hosts_file_is_looked_at_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_vote_of_one_that_missed_a_mesh_in_which_nothing_was_done_is_not_lost(
     assert world.standing_meshes() == {(0, 1, 2)}
 
 
+@pytest.mark.slow
 def test_a_machine_that_joins_after_an_election_has_a_vote() -> None:
     world = ElectionWorld(3, spare=1)
     world.set_cuts(cuts(*((4, rank) for rank in range(4))))
@@ -181,12 +182,14 @@ def test_members_go_on_though_one_has_heard_of_a_mesh_that_never_was() -> None:
     assert world.standing_meshes() == {(2, 3, 4)}
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(size=st.integers(2, 5), moves=st.lists(MOVES, max_size=60))
 def test_one_group_at_most_goes_on_message_by_message(size: int, moves: list[tuple[object, ...]]) -> None:
     play(size, moves)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(2, 5), moves=st.lists(STRETCHES, max_size=14))
 def test_one_group_at_most_goes_on_whoever_forgets(size: int, moves: list[tuple[object, ...]]) -> None:

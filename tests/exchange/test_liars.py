@@ -192,6 +192,7 @@ class LyingCoordinator:
         self._listening.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("carrier", "lies"),
     [

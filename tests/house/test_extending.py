@@ -94,6 +94,7 @@ def train(run: RunPlan, make: Callable[[], Task], folder: Path) -> list[tuple[Tr
     return [found[rank] for rank in sorted(found)]
 
 
+@pytest.mark.slow
 @needs("strategy")
 @pytest.mark.usefixtures("example")
 def test_a_strategy_trains_though_its_members_differ(tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_a_run_that_began_before_a_strategy_was_added_goes_on() -> None:
     assert RunPlan.model_validate_json(text) == before
 
 
+@pytest.mark.slow
 @needs("codec")
 @pytest.mark.usefixtures("example")
 def test_a_codec_is_sent_planned_and_shown(tmp_path: Path) -> None:
@@ -172,6 +174,7 @@ def test_a_codec_is_sent_planned_and_shown(tmp_path: Path) -> None:
     assert profile_from_options("p", {"codec": "sign"}).strategy.codec == "sign"
 
 
+@pytest.mark.slow
 @needs("task")
 @pytest.mark.usefixtures("example")
 def test_a_task_trains_and_is_shown(tmp_path: Path) -> None:

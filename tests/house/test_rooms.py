@@ -69,6 +69,7 @@ def test_a_language_model_loads_no_speech_but_its_declarations(tmp_path: Path) -
     assert set(eval(done.stdout)) <= DECLARATIONS
 
 
+@pytest.mark.slow
 def test_a_strangers_package_is_found_like_speech(tmp_path: Path) -> None:
     package = tmp_path / "their_task"
     metadata = tmp_path / "their_task-1.0.dist-info"

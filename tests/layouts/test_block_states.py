@@ -74,6 +74,7 @@ def test_what_others_read_beside_the_output_of_a_block_is_refused(kind: type[Mod
         cut(kind(), 0, 3, 6)
 
 
+@pytest.mark.slow
 def test_blocks_may_keep_what_nobody_reads() -> None:
     torch.manual_seed(0)
     model = HasExperts()

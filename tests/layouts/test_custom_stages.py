@@ -74,6 +74,7 @@ def cut(model: nn.Module, *bounds: int) -> list[CutModel]:
     return parts
 
 
+@pytest.mark.slow
 def test_a_model_of_any_class_is_cut() -> None:
     torch.manual_seed(0)
     model = Model()
@@ -99,6 +100,7 @@ class GivesPairs(Model):
         return output
 
 
+@pytest.mark.slow
 def test_blocks_may_give_pairs() -> None:
     torch.manual_seed(0)
     model = GivesPairs()
@@ -121,6 +123,7 @@ class WritesIntoWords(Model):
         return self.head(self.after(self.norm(hidden)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AsksBlocks, WritesIntoWords])
 def test_a_stand_in_is_asked_and_written_into_as_what_it_stands_for(kind: type[Model]) -> None:
     torch.manual_seed(0)
@@ -164,6 +167,7 @@ class NeverCallsItsEmbedding(ReadsTheEmbeddingAtTheEnd):
         return nn.functional.one_hot(words, 16).float() @ self.embed.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [HasBlocksThatWrite, ReadsTheEmbeddingAtTheEnd, NeverCallsItsEmbedding])
 def test_idioms_of_models_are_computed_in_stages(kind: type[Model]) -> None:
     torch.manual_seed(0)
@@ -186,6 +190,7 @@ class LooksIntoWords(Model):
         return self.head(self.after(hidden))
 
 
+@pytest.mark.slow
 def test_a_model_may_look_into_its_inputs() -> None:
     torch.manual_seed(0)
     model = LooksIntoWords()

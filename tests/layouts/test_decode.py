@@ -54,6 +54,7 @@ def written(model: Any) -> torch.Tensor:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2", "neox", "qwen3", "mistral", "gemma3"])
 def test_stages_write_the_tokens_of_one_process(family: str) -> None:
     (whole,) = models_of(family, (0, BLOCKS))
@@ -82,6 +83,7 @@ def encoded_by(model: Any, features: torch.Tensor) -> torch.Tensor:
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [(0, 3, BLOCKS), (0, 4, 6, BLOCKS), (0, 2, 5, BLOCKS), (0, 7, BLOCKS)])
 def test_an_encoder_is_computed_once_for_all_tokens(bounds: Sequence[int]) -> None:
     (whole,), models = models_of("whisper", (0, BLOCKS)), models_of("whisper", bounds)

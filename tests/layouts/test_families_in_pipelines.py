@@ -10,6 +10,7 @@ from tests.layouts.families import batch, config, loss, plain_model, stages
 from tests.layouts.pipeline_runs import agree, pipeline_run, whole_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "bounds"), [("llama-tied", (0, 3, 6, 8)), ("whisper", (0, 2, 4, 6, 8))])
 def test_a_cut_model_in_a_pipeline_takes_the_steps_of_one_process(family: str, bounds: tuple[int, ...]) -> None:
     settings = config(family)

@@ -9,6 +9,7 @@ from tests.layouts.families import FAMILIES, batch, config, loss, plain_model, s
 from training.layouts.stages.probe import forward_in_one_process, gradients_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_in_stages_is_the_whole_model(family: str) -> None:
     settings = config(family)

@@ -42,6 +42,7 @@ def _as_it_is(model: ToyModel) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "encoder_blocks", "prepare"),
     [
@@ -73,6 +74,7 @@ def test_a_frozen_encoder_gets_no_gradient_back(bounds: tuple[int, ...]) -> None
     assert first_gradients == STEPS * (stages - 1) * scalars * 8  # and no gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"extra": 1}, {"extra": 4}, {"calls": 2}, {"calls": 4}])
 def test_neither_the_schedule_nor_calls_change_the_steps(options: dict[str, int]) -> None:
     model = ToyModel()
@@ -80,6 +82,7 @@ def test_neither_the_schedule_nor_calls_change_the_steps(options: dict[str, int]
     agree(figures, whole_run(model))
 
 
+@pytest.mark.slow
 def test_under_autocast_the_steps_are_those_of_one_stage() -> None:
     precision = Precision(torch.bfloat16, torch.device("cpu"))
     model = ToyModel(encoder_blocks=2)
@@ -87,6 +90,7 @@ def test_under_autocast_the_steps_are_those_of_one_stage() -> None:
     agree(pipeline_run(toy_stages(model, CUTS[3]), precision=precision)[0], whole[0])
 
 
+@pytest.mark.slow
 def test_untied_weights_and_a_single_stage() -> None:
     for bounds in ((0, 6), CUTS[3]):
         figures, _ = pipeline_run(toy_stages(model := ToyModel(tied=False), bounds))
@@ -100,6 +104,7 @@ def test_holders_of_a_tied_weight_keep_the_same_bits() -> None:
     assert torch.equal(*held)
 
 
+@pytest.mark.slow
 def test_bf16_on_the_wire_is_within_its_rounding_and_half_the_bytes() -> None:
     model = ToyModel(tied=False)
     figures, carriers = pipeline_run(toy_stages(model, (0, 3, 6)), wire=torch.bfloat16)

@@ -28,12 +28,14 @@ from training.layouts.stages.pretrained_stage import architecture_of
 from training.layouts.stages.probe import probe, small_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_a_family_passes(family: str) -> None:
     settings = config(family)
     probe(architecture(settings), settings, (0, 3, 8))
 
 
+@pytest.mark.slow
 def test_a_head_whose_inner_layer_is_tied_passes() -> None:
     settings = BertConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
     settings.is_decoder = True
@@ -69,6 +71,7 @@ def test_a_cut_of_another_model_is_refused_before_a_small_one_is_made() -> None:
         probe(LlamaForCausalLM, config("llama"), (0, 4, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [(0, 32, 64), (0, 10, 40, 64)])
 def test_a_whisper_of_any_size_passes(bounds: tuple[int, ...]) -> None:
     settings = WhisperConfig(
@@ -96,6 +99,7 @@ class LooksAtEmbedding(LlamaForCausalLM):  # type: ignore[misc]  # transformers 
             layer.mlp.register_forward_hook(lambda _, __, output: output + self.model.embed_tokens.weight.mean())
 
 
+@pytest.mark.slow
 def test_a_model_that_trains_otherwise_in_stages_is_refused_by_name() -> None:
     with pytest.raises(
         BadInput, match=r"LooksAtEmbedding trains otherwise in 2 stages than whole: .* and \d+ more differ"

@@ -58,6 +58,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "neox", "whisper"])
 def test_a_stage_reads_only_its_own_weights(family: str, tmp_path: Path, reads: list[int]) -> None:
     settings = config(family)
@@ -76,6 +77,7 @@ def test_a_stage_reads_only_its_own_weights(family: str, tmp_path: Path, reads: 
     compare(whole, parts, batch(settings))
 
 
+@pytest.mark.slow
 def test_buffers_that_no_file_holds_are_those_of_the_whole_model(tmp_path: Path) -> None:
     settings = config("gemma2")
     plain_model(settings).save_pretrained(tmp_path)
@@ -93,6 +95,7 @@ def test_buffers_that_no_file_holds_are_those_of_the_whole_model(tmp_path: Path)
         assert not any(weight.is_meta or weight.dtype != torch.bfloat16 for weight in stage.parameters())
 
 
+@pytest.mark.slow
 def test_what_other_stages_hold_is_never_made() -> None:
     settings = config("llama")
     settings.vocab_size = 2**31  # 250 GiB each for embedding and head

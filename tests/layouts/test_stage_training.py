@@ -54,6 +54,7 @@ def with_frozen_encoder(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "whisper"])
 def test_each_stage_drops_what_one_process_would(family: str) -> None:
     settings = config(family, dropout=0.3)
@@ -70,6 +71,7 @@ def test_micro_batches_drop_differently_and_leave_the_generators_alone() -> None
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "bounds"), [("llama", (0, 3, 6, 8)), ("gpt2", (0, 3, 8)), ("whisper", (0, 3, 6, 8))]
 )
@@ -87,6 +89,7 @@ def test_blocks_are_recomputed_while_other_micro_batches_are_under_way(family: s
         torch.testing.assert_close(computed[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama-tied", "whisper"])
 def test_adapters_are_drawn_and_trained_as_in_the_whole_model(family: str) -> None:
     settings = config(family)
@@ -98,6 +101,7 @@ def test_adapters_are_drawn_and_trained_as_in_the_whole_model(family: str) -> No
     compare(whole, parts, batch(settings), seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["q_proj, lm_head", "lm_head"])
 def test_the_adapters_of_a_head_are_on_its_stage_alone(targets: str) -> None:
     settings = config("llama")
@@ -123,6 +127,7 @@ def test_a_target_that_no_stage_has_is_refused_with_the_layers_of_all() -> None:
         prepared(config("llama"), (0, 3, 8), partial(adapted, targets="heads"))
 
 
+@pytest.mark.slow
 def test_a_stage_without_adapters_is_frozen() -> None:
     def adapted_decoder(model: nn.Module) -> nn.Module:
         model.name_or_path = "base"
@@ -140,6 +145,7 @@ def test_a_stage_without_adapters_is_frozen() -> None:
     compare(whole, parts, batch(settings), seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [(0, 4, 8), (0, 2, 6, 8)])
 def test_no_gradient_returns_to_a_frozen_encoder(bounds: tuple[int, ...]) -> None:
     settings = config("whisper")
@@ -166,12 +172,14 @@ def test_a_task_that_runs_the_encoder_by_itself_needs_no_change() -> None:
     assert [len(part.arriving(batch(settings))) for part in parts] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_mixed_precision_rounds_where_the_whole_model_does() -> None:
     settings = config("whisper")
     with torch.autocast("cpu", torch.bfloat16):
         compare(*stages(settings, 0, BLOCKS), stages(settings, 0, 3, 6, 8), batch(settings))
 
 
+@pytest.mark.slow
 def test_a_stage_knows_the_shapes_that_arrive() -> None:
     settings = config("whisper")
     parts = stages(settings, 0, 2, 4, 6, 8)
@@ -181,6 +189,7 @@ def test_a_stage_knows_the_shapes_that_arrive() -> None:
     assert {spec.dtype for part in parts for spec in part.arriving(samples)} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_stages_name_the_weights_that_several_hold() -> None:
     parts = stages(config("llama-tied"), 0, 3, 6, 8)
     holders = {"model.embed_tokens.weight": (0, 2)}

@@ -157,6 +157,7 @@ end_process(3)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_thread_of_it_is_in_rust_or_cpp() -> None:
     done = subprocess.run([python_itself(), "-c", ENDING], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "this is over", "")
@@ -184,6 +185,7 @@ def test_the_wizard_says_what_to_type_instead() -> None:
     assert "cli_typer.py distributed-train" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "python").exists(), reason="needs .venv: make setup")
 def test_the_command_line_starts_from_a_bare_python(tmp_path: Path) -> None:
     command = [BARE, "-S", str(ROOT / "cli_typer.py"), "--help"]

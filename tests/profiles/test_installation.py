@@ -27,6 +27,7 @@ def test_a_package_is_added_by_the_tool_that_made_the_environment(
     assert package_line("some-package") == "pipx inject muster-train some-package"
 
 
+@pytest.mark.slow
 def test_setuptools_can_be_loaded_after_a_package_was_missing() -> None:
     program = "from profiles.installation import package_line; package_line('x'); import setuptools"
     subprocess.run([python_itself(), "-c", program], check=True)

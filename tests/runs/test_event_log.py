@@ -101,6 +101,7 @@ print(len(complaints), complaints[0])
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_once_and_writing_goes_on_when_there_is_space(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     done = subprocess.run([sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, check=True)

@@ -256,6 +256,7 @@ def test_a_folder_open_for_reading_takes_no_events(tmp_path: Path) -> None:
         RunFolder.open(path).append(WarningEvent(message="x"))
 
 
+@pytest.mark.slow
 def test_importing_the_run_folder_does_not_import_torch() -> None:
     code = "import sys, training.records.run_folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

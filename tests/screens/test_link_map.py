@@ -97,6 +97,7 @@ def test_the_legend_names_what_is_there() -> None:
 CABLE = "with a cable to air (941 Mbit/s): 1.90 instead of 1.58 times as fast"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (120, 32)])
 def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int]) -> None:
     steering = at(Step.LINKS)

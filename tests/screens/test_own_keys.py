@@ -51,6 +51,7 @@ def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
     assert read_keymap(path) == {"snapshot": "S"}
 
 
+@pytest.mark.slow
 def test_keys_are_exchanged_and_pressed_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert own_keys() == {}

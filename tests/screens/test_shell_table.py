@@ -153,6 +153,7 @@ def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
     run(TableApp(), drive)
 
 
+@pytest.mark.slow
 def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         table = pilot.app.screen.query_one(RowTable)
@@ -169,6 +170,7 @@ def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
     run(TableApp(), drive)
 
 
+@pytest.mark.slow
 def test_a_click_selects_a_row_and_a_click_on_a_key_presses_it() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         table = pilot.app.screen.query_one(RowTable)
@@ -202,6 +204,7 @@ def test_a_filter_shows_what_contains_it_and_ends_with_escape() -> None:
     run(TableApp(), drive)
 
 
+@pytest.mark.slow
 def test_q_asks_where_the_screen_has_a_question() -> None:
     class Asking(Table):
         def leave_question(self) -> str:
@@ -225,6 +228,7 @@ def test_q_asks_where_the_screen_has_a_question() -> None:
     run(AskingApp(), drive)
 
 
+@pytest.mark.slow
 def test_t_goes_round_all_themes() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         seen = []

@@ -38,6 +38,7 @@ def shown(steering: Still, keys: Sequence[str] = (), size: tuple[int, int] = (80
     return screens[0]
 
 
+@pytest.mark.slow
 def test_times_from_a_busy_machine_are_marked() -> None:
     steering = at(Step.STRATEGY)
     doubtful = replace(STRATEGY, in_use=(DOUBT,))
@@ -46,6 +47,7 @@ def test_times_from_a_busy_machine_are_marked() -> None:
     assert f"  warning: {DOUBT}: m measures again" in list(strategy_lines(steering.state))
 
 
+@pytest.mark.slow
 def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
     steering, long = at(Step.JOB), options_by_name()["streaming_diloco.outer_weight_decay"]
     path = JobOption(options_by_name()["model_path"], "/home/ada/models/of the kitchen/tiny", default="")
@@ -56,6 +58,7 @@ def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
     assert "/home/ada/models/of the kitchen/tiny" in shown(steering, ["o", "end"])
 
 
+@pytest.mark.slow
 def test_a_description_stands_under_its_row_only_where_the_row_cuts_it() -> None:
     steering = at(Step.HOME)
     fits = "Whisper tiny on your recordings, by adapters"
@@ -65,6 +68,7 @@ def test_a_description_stands_under_its_row_only_where_the_row_cuts_it() -> None
         assert shown(steering, ["down"]).count(fits[:30]) == times
 
 
+@pytest.mark.slow
 def test_a_model_of_unknown_size_is_not_said_to_fit() -> None:
     steering = at(Step.JOB)
     unknown = (Fit("SHA256:desk", "desk", 0, 24_000_000_000, status=ItemStatus.OK, words="not known yet"),)
@@ -73,6 +77,7 @@ def test_a_model_of_unknown_size_is_not_said_to_fit() -> None:
     assert "fits" not in words and "✓ desk" not in words and "desk: not known yet" in words
 
 
+@pytest.mark.slow
 def test_one_machine_is_named_once_as_the_way_to_train() -> None:
     steering = at(Step.STRATEGY)
     alone = replace(STRATEGY, ways=STRATEGY.ways[-1:], reasons=("desk is the only machine: it trains alone",))
@@ -81,6 +86,7 @@ def test_one_machine_is_named_once_as_the_way_to_train() -> None:
     assert "desk alone" not in words and "Arrow keys" not in words
 
 
+@pytest.mark.slow
 def test_a_long_value_stands_whole_under_its_option() -> None:
     steering, path = at(Step.JOB), "/home/ada/recordings/of the kitchen/2026"
     options = tuple(replace(row, value=path) if row.name == "epochs" else row for row in JOB.options)
@@ -128,6 +134,7 @@ def test_what_is_installed_stands_whole_at_80_columns() -> None:
     assert f"38% {words}" in shown(steering)
 
 
+@pytest.mark.slow
 def test_what_a_machine_prepares_is_told_at_launch() -> None:
     row = LaunchRow("studio", "studio", (), status=ItemStatus.WORKING, phase="features (train) 300/3880")
     launch = StatePart(LaunchProgress(("program", "joined"), (row,)), status=ItemStatus.WORKING)
@@ -153,6 +160,7 @@ def replace_name(row: MachineRow, name: str) -> Machine:
     return row.entry.model_copy(update={"name": name})
 
 
+@pytest.mark.slow
 def test_names_of_22_characters_are_not_broken() -> None:
     machines = shown(with_long_names(Step.MACHINES))
     assert "[x] whisper-trainer-attic1 (here)" in machines and all(f"[x] {name}" in machines for name in LONG)
@@ -168,6 +176,7 @@ def test_where_machines_are_searched_is_told_whole() -> None:
     assert shown(steering).split(" enter Continue")[0].endswith("(hosts file)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [Step.STRATEGY, Step.PLAN])
 def test_a_large_terminal_shows_the_map_beside_what_is_decided_from_it(step: Step) -> None:
     assert "940 Mbit/s" in shown(with_long_names(step), size=(160, 45))

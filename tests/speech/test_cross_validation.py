@@ -79,6 +79,7 @@ def test_recordings_that_the_run_bore_broken_end_no_fold(
     assert {one.clip.id for one in read_results([[whole, part]])} == {clip.id for clip in whole.held}
 
 
+@pytest.mark.slow
 def test_a_fold_trains_as_many_epochs_on_the_others_alone(
     trained_whisper: Path, tmp_path: Path, make_profile: ProfileMaker
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_fold_trains_as_many_epochs_on_the_others_alone(
     assert (own.evaluation.early_stopping_patience, own.evaluation.eval_interval) == (0, 0)
 
 
+@pytest.mark.slow
 def test_what_was_heard_is_kept_and_the_fold_goes(
     trained_whisper: Path, misheard: Path, tmp_path: Path, make_profile: ProfileMaker
 ) -> None:

@@ -157,6 +157,7 @@ def test_loss_is_the_mean_over_the_weight(prepared: Any) -> None:
     assert len(whole["teacher"].tail) == task.weight(whole)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_asked_once(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepared()
 
@@ -185,6 +186,7 @@ def test_answers_are_of_the_texts_that_are_trained_on(prepared: Any, speech_fold
     assert (len(before.tail), len(after.tail)) == (len(" one") + 1, len(" four") + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"augmentation": 0.5}, {"epochs": 1.0}], ids=["augmented", "seen once"])
 def test_else_it_answers_in_every_step_and_says_so(
     prepared: Any, options: dict[str, object], caplog: pytest.LogCaptureFixture
@@ -197,6 +199,7 @@ def test_else_it_answers_in_every_step_and_says_so(
     assert all(parameter.grad is None for parameter in task._teacher_model.parameters())
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_of_the_teacher_is_heard_once(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepared(augmentation=1e-9, freeze_encoder=True)
     student = task.build_model().eval()

@@ -349,6 +349,7 @@ def test_the_run_of_a_model_is_found(trained_whisper: Path, tmp_path: Path) -> N
     assert (source.base, source.dataset) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
     trained_whisper: Path, multilingual_whisper: Path, tmp_path: Path
 ) -> None:

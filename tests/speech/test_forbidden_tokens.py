@@ -54,6 +54,7 @@ def test_what_training_texts_hold_may_be_written_and_is_told(
     assert saved["suppress_tokens"] == [task.wrapper.tokenizer.get_vocab()['"']]
 
 
+@pytest.mark.slow
 def test_an_adapter_keeps_what_it_may_write(prepared: Prepared, forbidding: Path, tmp_path: Path) -> None:
     rows_of(tmp_path, "a:b", "two", "three")
     shutil.copy(tmp_path / "train.csv", tmp_path / "validation.csv")

@@ -41,6 +41,7 @@ def assert_same_step(plain: nn.Module, small: nn.Module, loss: Any) -> None:
     assert all(map(torch.equal, one[1], other[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_whisper_step_gives_the_same_bits(prepared: Prepared, checkpointing: bool) -> None:
     task = prepared(tuning="lora", lora_rank=2, lora_dropout=0.0, gradient_checkpointing=checkpointing)
@@ -74,6 +75,7 @@ def test_a_language_model_step_gives_the_same_bits(kind: str) -> None:
     assert_same_step(plain, small, lambda model: model(input_ids=ids).logits.float().logsumexp(-1).mean())
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_as_if_the_base_had_been_in_float32(prepared: Prepared, tmp_path: Path) -> None:
     task = prepared(tuning="lora", lora_rank=2)
     model = task.build_model()

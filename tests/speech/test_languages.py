@@ -55,6 +55,7 @@ def test_clips_of_some_languages_are_taken(prepared: Prepared) -> None:
         prepared(language="en", languages="es")
 
 
+@pytest.mark.slow
 def test_what_no_table_says_the_model_hears_once(
     prepared: Prepared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

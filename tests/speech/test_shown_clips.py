@@ -37,6 +37,7 @@ def kept(task: WhisperTask, run_dir: Path, settings: EvaluationSettings) -> Show
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generates", [True, False])
 def test_clips_and_silence_are_kept_with_their_sound(
     generates: bool, prepared: Prepared, speech_folder: Path, tmp_path: Path

@@ -67,6 +67,7 @@ def test_silence_is_what_the_model_and_its_text_or_no_voice_say(
     assert is_silence(no_speech, confidence, lambda: voice) is silent
 
 
+@pytest.mark.slow
 def test_a_voice_is_heard_and_noise_is_none() -> None:
     samples, rate = soundfile.read(SPOKEN[0], dtype="float32")
     assert rate == RATE and contains_speech(samples, rate)

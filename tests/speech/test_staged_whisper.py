@@ -72,6 +72,7 @@ def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
     assert (folder / "config.json").read_text() == (wanted / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_adapters_of_all_stages_become_one_folder(options: dict[str, Any], tmp_path: Path) -> None:
     chosen = {**options, "tuning": "lora", "lora_rank": 2, "lora_merge": False, "freeze_encoder": True}
     folders = [tmp_path / name for name in ("first", "second", "whole", "joined")]

@@ -37,6 +37,7 @@ def test_heads_of_layers_that_are_gone_align_nothing() -> None:
     assert kept_alignment_heads([[0, 1], [2, 0], [3, 1]], [0, 3]) == [[0, 1], [1, 1]]
 
 
+@pytest.mark.slow
 def test_a_student_has_the_first_and_the_last_layer_and_all_else(four_layers: Path) -> None:
     teacher = WhisperForConditionalGeneration.from_pretrained(four_layers).state_dict()
     wrapper = WhisperModelWrapper(ModelSettings(teacher_path=str(four_layers), student_layers=2))
@@ -48,6 +49,7 @@ def test_a_student_has_the_first_and_the_last_layer_and_all_else(four_layers: Pa
     assert not any(f"{decoder}.2." in name for name in student)
 
 
+@pytest.mark.slow
 def test_a_saved_student_opens_by_itself(four_layers: Path, tmp_path: Path) -> None:
     wrapper = WhisperModelWrapper(ModelSettings(teacher_path=str(four_layers), student_layers=2))
     wrapper.save(wrapper.build(), tmp_path, [])
@@ -55,6 +57,7 @@ def test_a_saved_student_opens_by_itself(four_layers: Path, tmp_path: Path) -> N
     assert WhisperModelWrapper(ModelSettings(model_path=str(tmp_path))).build() is not None
 
 
+@pytest.mark.slow
 def test_encoder_of_one_and_decoder_of_another(four_layers: Path, tmp_path: Path) -> None:
     other = tiny_whisper(tmp_path / "other")
     settings = ModelSettings(model_path=str(four_layers), encoder_path=str(other), student_layers=3)

@@ -24,6 +24,7 @@ from speech.whisper.transcription import TranscriptionOptions, load_transcriber,
 from training.hardware.device import select_device
 
 
+@pytest.mark.slow
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:
     files = [trained_whisper / f"audio/clip{index}.wav" for index in (2, 0, 3, 1)]
     found = list(load_transcriber(trained_whisper / "model", "cpu")(files, 3))
@@ -124,6 +125,7 @@ def test_bad_model_folder(tmp_path: Path) -> None:
         load_transcriber(tmp_path)
 
 
+@pytest.mark.slow
 def test_adapter_folder(trained_whisper: Path, adapter: Path) -> None:
     found = list(load_transcriber(adapter, "cpu")([trained_whisper / "audio/clip3.wav"]))
     assert found[0].text == "four"

@@ -129,6 +129,7 @@ def test_evaluation_without_generation_gives_the_loss_alone(prepared: Prepared) 
     assert task.monitor == "loss"
 
 
+@pytest.mark.slow
 def test_generation_is_bounded_by_the_setting_and_the_positions(prepared: Prepared) -> None:
     task = prepared()
     model = task.build_model().eval()
@@ -227,6 +228,7 @@ def test_merged_weights_take_no_memory_that_cannot_be_taken_away(prepared: Prepa
     torch.testing.assert_close(weight, layer.base_layer.weight + layer.get_delta_weight("default"))
 
 
+@pytest.mark.slow
 def test_adapters_over_fewer_bits_are_merged_into_the_weights_as_they_are_read_again(
     prepared: Prepared, english_whisper: Path, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ def test_saved_folder_opens_in_pipeline_and_says_the_same(
     assert AutoProcessor.from_pretrained(tmp_path).feature_extractor.feature_size == 16
 
 
+@pytest.mark.slow
 def test_unmerged_adapter_folder_is_a_model_path(prepared: Prepared, tmp_path: Path) -> None:
     task = prepared(tuning="lora", lora_merge=False)
     model = task.build_model().eval()

@@ -277,6 +277,7 @@ def test_the_consensus_of_islands_is_the_mean_of_all_and_leaves_them_as_they_wer
         torch.testing.assert_close(held, torch.stack([before for before, *_ in found]).mean(0), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_members_of_islands_leave_and_come() -> None:
     settings = settings_of("fedavg", owned={"fedavg": {"fraction": 0.5, "island_size": 2, "sync_interval": 3}})
 

@@ -178,6 +178,7 @@ def test_no_entry_of_a_transform_is_near_where_processors_round_otherwise() -> N
 # ------------------------------------------------------------------------------------------------------------- bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("codec", "width"), [("fp32", 4), ("bf16", 2)])
 def test_places_of_16_bits_and_values_travel(codec: str, width: int) -> None:
     def body(member: RoomExchange) -> int:
@@ -194,6 +195,7 @@ def test_places_of_16_bits_and_values_travel(codec: str, width: int) -> None:
         assert 4 * Demo.costs.elements(640 * 1280) == pytest.approx(expected / 3, rel=0.03)
 
 
+@pytest.mark.slow
 def test_what_is_too_much_for_one_gather_goes_in_several() -> None:
     def body(member: RoomExchange) -> Any:
         model = Model(((600_000,), (700, 1000), (3,)))

@@ -152,6 +152,7 @@ def test_one_member_alone_trains_with_its_optimizers_momentum() -> None:
     assert not alone.strategy.clips
 
 
+@pytest.mark.slow
 def test_the_trainer_clips_nothing_after_it_and_tells_each_members_own_norm(tmp_path: Path) -> None:
     events: list[Event] = []
     data = [(torch.ones(4), torch.tensor([10.0]))] * 16

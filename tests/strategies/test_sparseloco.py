@@ -131,6 +131,7 @@ def test_large_tensors_are_encoded_by_themselves() -> None:
 # ------------------------------------------------------------------------------------------------------------- bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1 / 64, 0.05])
 def test_fourteen_bits_for_each_element_that_is_sent(share: float) -> None:
     shapes = [(500, 600), (600,), (600, 700), (700,)]

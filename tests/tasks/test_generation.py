@@ -96,6 +96,7 @@ def test_a_character_of_several_tokens_comes_whole(chatml: Path) -> None:
     assert [piece for piece in streamer if piece] == [*"na\u00efve \u65e5\u672c \U0001f600"]
 
 
+@pytest.mark.slow
 def test_the_seed_decides_what_is_drawn(chatml: Path) -> None:
     writer = TextGenerator(chatml, "cpu")
     drawn = [text(writer, TALK, temperature=1.0, max_tokens=12, seed=seed) for seed in (1, 1, 2)]

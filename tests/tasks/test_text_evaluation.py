@@ -49,6 +49,7 @@ def test_of_conversations_the_responses_are_measured(model: Path, tmp_path: Path
         evaluate_text(model, str(tmp_path), "dev")
 
 
+@pytest.mark.slow
 def test_the_command_tells_loss_and_perplexity(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("some text")
     assert main(["evaluate", str(model), str(tmp_path / "text.txt"), "--device", "cpu"]) == ExitCode.DONE

@@ -62,6 +62,7 @@ def test_blocks_that_are_alike_are_measured_once(blocks: int, encoder: int, expe
     assert kinds_of_blocks(blocks, encoder) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "blocks"), [("llama-tied", 8), ("whisper", 4)])
 def test_every_block_has_a_time_and_all_parameters_are_counted_once(family: str, blocks: int) -> None:
     task: Any = FamilyTask(family, blocks)
@@ -73,6 +74,7 @@ def test_every_block_has_a_time_and_all_parameters_are_counted_once(family: str,
     assert max(task.held) < times.total / 2
 
 
+@pytest.mark.slow
 def test_the_short_run_of_a_divided_model_tells_of_its_blocks() -> None:
     task, told = FamilyTask("llama"), list[dict[str, Any]]()
     options = {"batch_size": 4, "device": "cpu", "threads": torch.get_num_threads(), "mixed_precision": "off"}

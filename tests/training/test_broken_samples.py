@@ -106,6 +106,7 @@ def test_members_go_on_together_where_one_has_nothing_left_of_a_step(tmp_path: P
     assert 0 in taken[0] + taken[1] and sum(map(sum, taken)) == 8  # two epochs of four good ones
 
 
+@pytest.mark.slow
 def test_a_good_run_loses_nothing(tmp_path: Path) -> None:
     _, plain = train(allowing(0.0), tmp_path / "a")
     _, guarded = train(allowing(0.5), tmp_path / "b", DamagedTask())

@@ -151,6 +151,7 @@ def warnings(events: list[Event]) -> list[str]:
 COMPILED = {"compile": "on", "gradient_accumulation": 2}
 
 
+@pytest.mark.slow
 def test_a_run_compiles_and_learns_the_same(tmp_path: Path) -> None:
     eager, _ = train(toy_plan(training={**COMPILED, "compile": "off"}), tmp_path / "a"), counters.clear()
     found = train(toy_plan(training=COMPILED), tmp_path / "b")
@@ -162,6 +163,7 @@ def refuses(*_: Any) -> Any:
     raise RuntimeError("no compiler is installed")
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "BACKEND", refuses)
     eager = train(toy_plan(training={**COMPILED, "compile": "off"}), tmp_path / "a")
@@ -170,6 +172,7 @@ def test_a_compiler_that_fails_costs_one_warning(tmp_path: Path, monkeypatch: py
     assert len(warnings(found[1])) == 1 and "no compiler is installed" in warnings(found[1])[0]
 
 
+@pytest.mark.slow
 def test_recompiles_end_at_a_limit_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "MOST_RECOMPILES", 1)
     plan = toy_plan(training={"compile": "on", "batch_size": 7, "max_steps": 8})

@@ -205,6 +205,7 @@ def test_members_that_compute_in_other_precisions_are_told(tmp_path: Path) -> No
     assert message.startswith("worker-0 computes in float32, worker-1 computes in bfloat16")
 
 
+@pytest.mark.slow
 def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
     training = {"max_steps": 4, "mixed_precision": "auto", "device": "cpu"}
     changes: dict[str, Any] = {"training": training, "snapshot": {"snapshot_interval": 2}}

@@ -73,6 +73,7 @@ def test_who_is_lost_puts_no_verdict_off_for_long() -> None:
     assert told == [1]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 1 << 32))
 def test_batches_of_one_sample_are_no_garbage(members: int, seed: int) -> None:

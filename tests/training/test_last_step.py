@@ -127,6 +127,7 @@ class Result:
         return self.result
 
 
+@pytest.mark.slow
 def test_who_lacks_the_result_of_the_last_exchange_gets_it_from_the_others(tmp_path: Path, serve: Serve) -> None:
     intervals = {"sync_interval": 4, "sync_delay": 2}
     options = {"strategy": "streaming_diloco", "codec": "fp32", "owned": {"streaming_diloco": intervals}}
@@ -162,11 +163,13 @@ def test_it_goes_on_as_if_nothing_had_been_lost(tmp_path: Path, serve: Serve, co
         assert losses(first[rank]) + losses(rest[rank]) == losses(whole[rank])
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_step_that_is_half_done(tmp_path: Path, serve: Serve) -> None:
     plan = toy_plan(2, strategy={"strategy": "demo"})
     assert kept(lose_group(plan, serve(plan), tmp_path, 8)) == []
 
 
+@pytest.mark.slow
 def test_who_waits_for_others_when_its_time_is_over_keeps_its_last_step(tmp_path: Path, serve: Serve) -> None:
     plan = toy_plan(2)
     connect, control, over = serve(plan), Control(), threading.Event()

@@ -216,6 +216,7 @@ def test_data_of_a_member_that_left_are_gone_and_it_is_said(tmp_path: Path) -> N
     assert told(events) == ["the 5 training samples of machine-1 stay on it: they are not trained on until it is back"]
 
 
+@pytest.mark.slow
 def test_a_newcomer_brings_its_own_data(tmp_path: Path) -> None:
     plan = local_plan([24, 5], newcomers=1, epochs=4)
     tasks = [Own(24), Own(5), Own(11, held=6)]

@@ -65,6 +65,7 @@ def test_between_averages_each_member_tells_what_its_own_weights_reach(
     torch.testing.assert_close(result, (mine + theirs) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "wanted", "own"),
     [("diloco", "auto", False), ("sparta", "auto", True), ("noloco", "auto", True), ("sparta", "off", False)],

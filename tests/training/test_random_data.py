@@ -52,6 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(train(toy_plan(**OPTIONS), tmp_path_factory.mktemp("whole"), RandomTask(dropout=0.3))[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [0, 1])
 def test_random_data_and_dropout_give_the_same_losses_whatever_was_drawn_before(
     whole: list[float], tmp_path: Path, state: int

@@ -158,6 +158,7 @@ def by_one(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_processes_make_the_same_batches_as_this_one(tmp_path: Path, by_one: list[torch.Tensor]) -> None:
     source, samples, warnings = source_of(tmp_path, 2)
     assert source._processes is not None and not warnings
@@ -209,6 +210,7 @@ def _read_and_wait(folder: Path, pids: multiprocessing.SimpleQueue[list[int]]) -
     threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_trains_however_it_ends(tmp_path: Path) -> None:
     spawned = multiprocessing.get_context("spawn")
     pids: multiprocessing.SimpleQueue[list[int]] = spawned.SimpleQueue()

@@ -27,6 +27,7 @@ class OneFullDisk(ToyTask):
             raise RunFailed("the disk is full", "free some space")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_folders", [True, False])
 def test_members_with_folders_of_their_own_all_save_the_model(tmp_path: Path, own_folders: bool) -> None:
     plan = toy_plan(3)

@@ -140,6 +140,7 @@ def test_a_stop_order_tells_of_a_full_disk(tmp_path: Path, full_disk: SlowDisk) 
     assert not any(isinstance(event, MemberEvent) and event.status == "left" for event in events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fits", "in_thread"), [(8, True), (3, False)])
 def test_a_run_that_was_short_of_memory_has_none_for_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, in_thread: bool

@@ -38,6 +38,7 @@ def losses(events: list[Event]) -> list[float]:
     return [event.loss for event in steps(events)]
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_model_is_saved(tmp_path: Path) -> None:
     task = ToyTask()
     _, events = train(toy_plan(training={"max_steps": 120}), tmp_path, task)
@@ -163,6 +164,7 @@ def test_snapshots_come_at_their_interval_and_old_ones_go(tmp_path: Path) -> Non
     assert trainer.snapshots.own.steps() == [9, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
 @pytest.mark.parametrize("stop_at", [5, 8])
 def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, strategy: str, stop_at: int) -> None:
@@ -198,6 +200,7 @@ class _OfLengths(ToyTask):
         return np.arange(len(self.train), dtype=np.int64) % 5 + 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_grouped_samples_that_are_left(tmp_path: Path) -> None:
     whole, stopped, rest = _OfLengths(), _OfLengths(), _OfLengths()
     _, expected = train(toy_plan(), tmp_path / "a", whole)

@@ -43,6 +43,7 @@ def test_a_file_is_fetched_as_it_is(site: Site, fetch: Fetch) -> None:
     assert site.asked == ["/a%20b.wav?x=1&y=a%2Fb"]
 
 
+@pytest.mark.slow
 def test_redirects_are_followed_over_https_only(site: Site, fetch: Fetch) -> None:
     site.answers |= {"/old": redirect("/new"), "/new": b"here", "/plain": redirect("http://127.0.0.1/x")}
     site.answers |= {"/disk": redirect("file:///etc/passwd"), "/round": redirect("/round")}

@@ -27,6 +27,7 @@ def forty(folder: Path) -> Path:
     return write_rows(folder / "all.csv", "audio_path,text,speaker", [*rows, ("gone.wav", "nothing", "p1")])
 
 
+@pytest.mark.slow
 def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Capture) -> None:
     assert main(["prepare", str(forty(Path("source"))), "--out", "ready"]) == 0
     out, err = capsys.readouterr()
@@ -36,12 +37,14 @@ def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Cap
     assert "recordings: 39/39" in err and "no speaker is in two splits" in err
 
 
+@pytest.mark.slow
 def test_a_folder_need_not_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", str(forty(Path("source")))]) == 0
     assert Path("prepared/train.csv").is_file()
 
 
+@pytest.mark.slow
 def test_json_is_one_document(capsys: Capture) -> None:
     assert main(["prepare", str(forty(Path("source"))), "--out", "ready", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -93,6 +93,7 @@ def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: 
     assert float(rejected["start"]) > 8.0
 
 
+@pytest.mark.slow
 def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
     sources, folder = find_sources(talk.path, None), talk.path.parent / "made"
     (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", SegmentOptions(), silent)
@@ -106,6 +107,7 @@ def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
     assert " ".join(row["text"] for row in read_rows(folder / "train.csv")) == talk.text
 
 
+@pytest.mark.slow
 def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
