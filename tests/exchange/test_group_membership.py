@@ -107,7 +107,7 @@ class World:
         fake.member = None
         fake.inbox.clear()
         if member is not None:
-            self.group.lose(member, "its connection broke")
+            self.group.lose(member, "its connection broke", hung_up=True)
 
     def say(self, rank: int) -> None:
         fake = self.fakes[rank]
@@ -315,6 +315,60 @@ def silent(world: World, rank: int) -> None:
         world.group.tick(0.5)
         for other in world.fakes.keys() - {rank}:
             world.hear(other)
+
+
+def statuses(world: World, rank: int) -> list[str]:
+    """What was logged of a member since it had joined first."""
+    return [e.status for e in world.events if isinstance(e, MemberEvent) and e.member == rank][1:]
+
+
+def cut_off(operations: int) -> World:
+    """Member 2 waits for an operation, and is silent for so many; its cable is in again."""
+    world = three()
+    world.start(2)
+    world.fakes[2].dead = True
+    silent(world, 2)
+    for _ in range(operations):
+        world.check()
+        operation(world, 0, 1)
+    world.fakes[2].dead = False
+    world.fakes[2].inbox.clear()
+    return world
+
+
+def test_a_cable_that_is_out_for_an_operation_is_one_loss_and_one_return_with_its_result() -> None:
+    """What was on its way when the cable was pulled arrives first; then that connection ends, and it dials again."""
+    world = cut_off(operations=1)
+    world.say(2)
+    world.hang_up(2)
+    world.group.tick(2 * BEAT)
+    assert statuses(world, 2) == ["lost"]
+    world.dial(2)
+    world.go_on(2)
+    fake = world.fakes[2]
+    assert fake.report.up and not fake.ended and fake.results[2] == world.fakes[0].results[2]
+    assert statuses(world, 2) == ["lost", "joined"]
+
+
+def test_who_has_missed_too_much_comes_back_once_as_a_newcomer() -> None:
+    world = cut_off(operations=4)
+    epoch = world.group.epoch
+    world.say(2)
+    world.hear_all()
+    assert "the others went on without it" in world.fakes[2].ended and world.group.epoch == epoch
+    world.come(2)
+    world.go_on(2)
+    assert statuses(world, 2) == ["lost", "joined", "ready"]
+
+
+def test_a_silent_one_that_does_not_dial_again_is_forgotten() -> None:
+    world = three()
+    silent(world, 2)
+    world.hang_up(2)
+    assert 2 in world.group.members
+    for _ in range(70):
+        world.go_on(1)
+    assert 2 not in world.group.members and statuses(world, 2) == ["lost"]
 
 
 def test_who_has_a_result_that_was_made_again_without_it_comes_back_as_a_newcomer() -> None:

@@ -202,7 +202,7 @@ class Coordinator:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._connections.add(writer)
         member: Member | None = None
-        reason = "its connection broke"
+        reason, hung_up = "its connection broke", True
         try:
             try:
                 member = await self._identify(reader, writer)
@@ -211,14 +211,14 @@ class Coordinator:
             while data := await _next_line(reader):
                 self.group.on_report(member, parse(Report, data))
         except ProtocolError as error:
-            reason = str(error)
+            reason, hung_up = str(error), False
             if member is None:
                 self._refuse(writer, reason)
         except (OSError, asyncio.TimeoutError, EOFError):
             pass
         finally:
             if member is not None:
-                self.group.lose(member, reason)
+                self.group.lose(member, reason, hung_up)
             self._connections.discard(writer)
             writer.close()
 

@@ -125,6 +125,8 @@ class Member:
     silent: float = 0.0
     frozen: bool = False
     """Its lease has expired; it is taken back when it answers."""
+    hung_up: bool = False
+    """Its connection has ended since; it is taken back when it dials again."""
 
     @property
     def rank(self) -> int:
@@ -171,6 +173,11 @@ class StateOrders:
         peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
         self.current = StateOrder(number=self.last, donor=live[0].rank, peers=peers)
         return True
+
+    def receivers(self, newcomers: Sequence[Member]) -> list[Member]:
+        """Return the newcomers to which the state is being handed."""
+        peers = self.current.peers if self.current is not None else {}
+        return [member for member in newcomers if member.rank in peers and member.report.ready]
 
 
 def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) -> Order | None:

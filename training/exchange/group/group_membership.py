@@ -24,6 +24,7 @@ from training.exchange.coordinator_protocol import (
 )
 from training.exchange.group import coordinator_state, verdicts
 from training.exchange.group.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
+from training.exchange.group.presence import REDIAL_SECONDS, PresenceLog
 from training.exchange.group.quorum import first_epoch
 from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
@@ -44,7 +45,7 @@ class GroupMembership:
     """
 
     def __init__(self, config: CoordinatorConfig, log: Log) -> None:
-        self._config, self._log = config, log
+        self._config, self._log, self._presence = config, log, PresenceLog(log)
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
         self._quorum = coordinator_state.quorum_of(config, log)
@@ -98,9 +99,10 @@ class GroupMembership:
                 member.role = "newcomer"
             self._quorum.note_return(member)
             self.members[member.rank] = member
-            if is_news:
-                new = "joins a running group" if member.role == "newcomer" else ""
-                self._log_event(member, "joined", "is back" if member.report.epoch else new)
+            if member.role == "newcomer":
+                self._presence.note(member, "joined", "joins a running group")
+            elif is_news:
+                self._presence.note_return(member, "is back" if member.report.epoch else "", self._now)
             self._settle()
 
     def on_report(self, member: Member, report: Report) -> None:
@@ -119,7 +121,7 @@ class GroupMembership:
                 self._log(news)
             if member.frozen:
                 member.frozen = False
-                self._log_event(member, "joined", "answers again")
+                self._presence.note_return(member, "answers again", self._now)
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
@@ -127,11 +129,16 @@ class GroupMembership:
             if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
                 self._settle()
 
-    def lose(self, member: Member, reason: str) -> None:
-        """Drop a member whose connection is gone, or that has broken the protocol."""
+    def lose(self, member: Member, reason: str, hung_up: bool = False) -> None:
+        """Drop a member whose connection is gone, or that has broken the protocol. One that was left behind and only
+        ``hung_up`` may dial again: until then it counts as silent, and the results that it lacks are kept."""
         with self._lock:
             if self.members.get(member.rank) is member:
-                self._drop(member, "lost", reason)
+                if hung_up and member.role == "late" and member.rank not in self._quorum.ended:
+                    member.frozen = member.hung_up = True
+                    self._presence.note(member, "lost", reason)
+                else:
+                    self._drop(member, "lost", reason)
                 self._settle()
 
     def ban(self, rank: int) -> None:
@@ -160,9 +167,12 @@ class GroupMembership:
         """
         with self._lock:
             self._now += elapsed
+            self._presence.confirm(self._now)
             for member in list(self.members.values()):
                 member.silent += elapsed
-                if member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
+                if member.hung_up and member.silent > REDIAL_SECONDS:
+                    self._drop(member, "lost", "it did not dial again")
+                elif member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
                     self._freeze(member)
             self._building += elapsed if self.started else 0.0
             for member in self._in_role("live") if self._building > _MODEL_SHARE * self._config.give_up else ():
@@ -183,7 +193,7 @@ class GroupMembership:
     def all_left(self) -> bool:
         """Whether all members have left."""
         everybody = self._quorum.committed.members if self._quorum.committed else range(len(self._config.names))
-        return self._left >= set(everybody) and not self.members
+        return self._left >= set(everybody) and all(member.hung_up for member in self.members.values())
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
@@ -208,18 +218,15 @@ class GroupMembership:
             self._drop(member, "lost", why)
             return
         member.frozen, member.role = True, "late"
-        self._log_event(member, "lost", why)
+        self._presence.note(member, "lost", why)
 
     def _drop(self, member: Member, status: Literal["left", "lost"], why: str, may_return: bool = False) -> GroupStatus:
         del self.members[member.rank]
         verdict = GroupStatus(failed=f"dropped from the group: {why}" if why else "it has left", again=may_return)
         member.send(verdict)
         member.close()
-        self._log_event(member, status, why)
+        self._presence.note(member, status, why)
         return verdict
-
-    def _log_event(self, member: Member, status: Literal["joined", "left", "lost", "ready"], message: str) -> None:
-        self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
 
     def _in_role(self, *roles: Role) -> list[Member]:
         return [member for _, member in sorted(self.members.items()) if member.role in roles]
@@ -292,7 +299,7 @@ class GroupMembership:
     def _entering(self) -> list[Member]:
         """Return the members that can join the next mesh: they have the others' state, or lag little behind it."""
         returning = [member for member in self._in_role("late") if member.waits and not member.still_holds(self.epoch)]
-        joiners = self._joiners()
+        joiners = self._joining.receivers(self._in_role("newcomer"))
         if self._joining.current is None or any(
             member.report.taken != self._joining.current.number for member in joiners
         ):
@@ -300,14 +307,9 @@ class GroupMembership:
         fewest_results = min((member.report.full for member in self._in_role("live")), default=0)
         return returning + [member for member in joiners if member.report.full <= fewest_results]
 
-    def _joiners(self) -> list[Member]:
-        """Return the newcomers to which the joining state is being handed."""
-        ordered = self._joining.current.peers if self._joining.current is not None else {}
-        return [member for member in self._in_role("newcomer") if member.rank in ordered and member.report.ready]
-
     def _leave_behind(self, present: list[Member]) -> bool:
         """Mark members as late that have not reached an operation the others wait for; return whether any changed."""
-        dropped, late = self._awaited.judge(present, self._joiners(), self._now)
+        dropped, late = self._awaited.judge(present, self._joining.receivers(self._in_role("newcomer")), self._now)
         for member in late:
             member.role = "late"
             self._log(self._awaited.warning(member))
@@ -337,13 +339,10 @@ class GroupMembership:
             return True
         if (false_claim := verdicts.find_false_claim(holders, self._last_mesh)) is not None:
             return self._drop_all([false_claim])
-        stand = max(member.report.full for member in group)
-        oldest_kept = min(min(m.report.kept, verdicts.joint_result(m.report)) for m in group if m.report.full == stand)
-        too_far_behind = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
-        if self._drop_all(too_far_behind, may_return=True):
+        if self._drop_all(verdicts.without_kept_results(group), may_return=True):
             return True
         for member in (m for m in entering if m.role == "newcomer"):
-            self._log_event(member, "ready", "has the training state")
+            self._presence.note(member, "ready", "has the training state")
             self._joining.current = None
         self._new_epoch(group)
         return True
@@ -375,6 +374,7 @@ class GroupMembership:
         gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
         self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
         self._awaited.reset()
+        self._presence.confirm(self._now, *members)
         for member in members:
             member.role = "live"
 

@@ -232,11 +232,23 @@ def left_behind(live: Sequence[Member], elects: bool) -> list[Verdict]:
 
 
 def too_far_behind(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
-    """Return members that return after missing more than :data:`_MAX_MISSED` results: with the steps between them they
-    would hold the others up for longer than a newcomer does."""
-    most_results = max((member.report.full for member in live), default=0)
+    """Return members that return after missing a result that nobody keeps, or more than :data:`_MAX_MISSED`: with the
+    steps between them they would hold the others up for longer than a newcomer does."""
+    oldest = min((_oldest_base(member.report) for member in live), default=0)
+    least = max(oldest, max((member.report.full for member in live), default=0) - _MAX_MISSED)
     back = [member for member in late if not member.frozen and member.waits]
-    return [(m.rank, "the others went on without it") for m in back if m.report.full < most_results - _MAX_MISSED]
+    return [(m.rank, "the others went on without it") for m in back if m.report.full < least]
+
+
+def without_kept_results(group: Sequence[Member]) -> list[Verdict]:
+    """Return the members of the next mesh that lack a result which those that have all results do not keep."""
+    stand = max(member.report.full for member in group)
+    oldest = min(_oldest_base(member.report) for member in group if member.report.full == stand)
+    return [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest]
+
+
+def _oldest_base(report: Report) -> int:  # results that a member has to have so that it can be handed the others
+    return min(report.kept, joint_result(report))
 
 
 class AwaitedOperation:
