@@ -112,8 +112,9 @@ class ProgressPanel:
             yield Text(visible(evaluation_headline(results, split)), style="cyan")
         for remark in remarks_on(state):
             yield Text(visible(remark), style="yellow")
+        begun = (state.started or 0.0) - 1.0  # what was said of an earlier attempt is over
         for notices, style in ((state.warnings, "yellow"), (state.errors, "bold red")):
-            for notice in notices[-SHOWN_WARNINGS:]:
+            for notice in [notice for notice in notices if notice.time >= begun][-SHOWN_WARNINGS:]:
                 yield Text(visible(_line_of(notice, state)), style=style)
 
     def _status_line(self) -> Table:

@@ -32,7 +32,8 @@ def title_of(plan: RunPlan) -> str:
     """Return the title of a run in one line."""
     if plan.launch is not None:
         return f"{plan.launch.title} · {plan.run_id} · {counted(plan.world_size, 'process', 'processes')}"
-    return f"{plan.profile.name} · {plan.run_id} · {counted(plan.world_size, 'worker')}"
+    present = plan.world_size - len(plan.absent)
+    return f"{plan.profile.name} · {plan.run_id} · {counted(present, 'worker')}"
 
 
 def document(ended: EndedRun) -> dict[str, Any]:

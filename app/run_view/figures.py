@@ -11,7 +11,7 @@ from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
 from profiles.quantities import share_text, time_text
-from training.records.events import Event, RunEvent, TimingEvent
+from training.records.events import Event, RunEvent, StepEvent, TimingEvent
 from training.records.plan import FINAL
 
 DATA_BRAKE = 0.1
@@ -65,17 +65,24 @@ def start_line(events: Iterable[Event]) -> str:
     """Return the durations of the newest start's phases in the order of their ends; empty where none was measured.
 
     Phases shorter than :data:`_BRIEF` are left out. A phase of several machines lasts as long as on the slowest one.
-    Phases overlap, so they do not add up.
+    Phases overlap, so they do not add up. Those of a machine that comes, or comes back, while the others
+    train are of no start of the run.
     """
     newest: dict[tuple[str, int | None], TimingEvent] = {}
-    has_ended = False
+    has_ended = trains = False
     for event in events:
         if isinstance(event, RunEvent):
             has_ended |= event.status in FINAL
+            trains &= event.status != "starting"
+        elif isinstance(event, StepEvent):
+            trains = True
         elif isinstance(event, TimingEvent):
             if has_ended:  # a phase of the next start
-                newest, has_ended = {}, False
-            newest[event.part, event.member] = event
+                newest, has_ended, trains = {}, False, False
+            key, rank = (event.part, event.member), event.member
+            if trains and rank is not None and (key in newest or all(rank != other for _, other in newest)):
+                continue
+            newest[key] = event
     seconds: dict[str, float] = {}
     for (phase, _), timing in sorted(newest.items(), key=lambda item: item[1].time):
         seconds[phase] = max(timing.seconds, seconds.get(phase, 0.0))

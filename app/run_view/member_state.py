@@ -18,6 +18,7 @@ from training.records.events import (
     SnapshotEvent,
     StepEvent,
     SyncEvent,
+    WarningEvent,
     WaysEvent,
 )
 
@@ -46,7 +47,15 @@ _CARRIED_OVER = (
 )
 """Fields that a member keeps when it starts again."""
 MemberScopedEvent = (
-    MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent | WaysEvent
+    MemberEvent
+    | ProgressEvent
+    | StepEvent
+    | SyncEvent
+    | MachineEvent
+    | SnapshotEvent
+    | ErrorEvent
+    | WarningEvent
+    | WaysEvent
 )
 State = TypeVar("State")
 
@@ -117,6 +126,8 @@ class MemberState:
     status: str = "starting"
     message: str = ""
     """Reported reason of its status."""
+    has_ended: bool = False
+    """Whether it is lost and its process has ended: it comes back only if somebody adds it."""
     since: float | None = None
     """When it took on its status, by the clock of the event's sender."""
     updated: float | None = None
@@ -324,6 +335,9 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
             return changed(member, snapshot_step=event.step, snapshot_live=event.live)
         case ErrorEvent():
             return _gone(member, "failed", event.message)
+        case WarningEvent():
+            lost = member.status in TROUBLE
+            return changed(member, message=event.ended_by, has_ended=True) if lost and event.ended_by else member
         case WaysEvent():
             return changed(member, routes={**member.routes, **{route.peer: route for route in event.ways}})
 

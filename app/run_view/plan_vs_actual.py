@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ class PlanPrediction:
 
     candidate: Candidate
     time: RunTime
+    run_samples: float = math.inf
+    """Samples of all passes over the data; infinite: the run has a fixed number of steps."""
 
     @property
     def rate(self) -> float:
@@ -50,6 +53,11 @@ class PlanPrediction:
     def step(self) -> float:
         """Seconds of a step."""
         return self.candidate.step
+
+    @property
+    def step_samples(self) -> float:
+        """Samples of a step, on average: the last step of a pass over the data may have fewer than the others."""
+        return min(self.rate * self.step, self.run_samples / max(1, self.candidate.steps))
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -65,9 +73,16 @@ def plan_prediction(planning: Planning | None) -> PlanPrediction | None:
     """Return the prediction of a plan's best candidate; ``None`` where it has none."""
     best = planning.best if planning else None
     time = promised_time(planning)
-    if best is None or time is None or not time.seconds or not best.predicted or best.samples_per_second <= 0:
+    if (
+        planning is None
+        or best is None
+        or time is None
+        or not time.seconds
+        or not best.predicted
+        or best.samples_per_second <= 0
+    ):
         return None
-    return PlanPrediction(best, time)
+    return PlanPrediction(best, time, math.inf if planning.job.steps else planning.job.samples)
 
 
 # ------------------------------------------------------------------------------------------------------ the actual pace
@@ -233,7 +248,7 @@ def compare_with_plan(
     pace = pace_of(state) if prediction and state.status == "completed" else None
     if prediction is None or pace is None or pace.steps <= 0:
         return None
-    planned = pace.steps * prediction.rate * prediction.step
+    planned = pace.steps * prediction.step_samples
     result = PlanVsActual(prediction, state.seconds(0.0), pace.samples / planned)
     return result if result.is_met else replace(result, reasons=tuple(_reasons(state, result, pace, comparison)))
 

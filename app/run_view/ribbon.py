@@ -76,6 +76,10 @@ def ribbons(state: RunState) -> list[Ribbon]:
             if absences:  # lost again before it took a step
                 absences[-1] = absences[-1]._replace(until=min(step, absences[-1].until))
             absences.append(AwaySpan(step, math.inf, entry.status, entry.why))
+    for rank, absences in away.items():  # why its process has ended is known a little later than that it is gone
+        member = state.members.get(rank)
+        if member is not None and member.has_ended and absences:
+            absences[-1] = absences[-1]._replace(why=member.message)
     return [
         Ribbon(
             rank,

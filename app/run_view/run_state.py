@@ -252,6 +252,8 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_member(_without_snapshots(state), event)
         case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
             return _with_member(state, event)
+        case WarningEvent() if event.ended_by:
+            return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)
         case WarningEvent() | ElectionEvent() | TimingEvent() | AnswerEvent() | UnknownEvent():

@@ -35,7 +35,7 @@ def way(*members: str, rate: float, seconds: float = 1.0, steps: int = 20) -> Ca
 def planning(chosen: int | None = 0) -> Planning:
     """Two machines with 20 steps of 16 samples and a second, or the pc alone with 10 samples a second."""
     ranking = (way(*NAMES, rate=16.0), way("pc", rate=10.0, seconds=0.8, steps=40))
-    job = Job(trainable=10, total=10, samples=100)
+    job = Job(trainable=10, total=10, samples=320)
     return Planning(job=job, ranking=ranking, chosen=chosen)
 
 
@@ -64,6 +64,16 @@ def kept(state: RunState, comparison: PredictionComparison | None = None, after:
     found = compare_with_plan(completed(state, after=after), prediction(), comparison)
     assert found is not None
     return found
+
+
+def test_the_smaller_last_step_of_every_pass_is_planned() -> None:
+    """Ten samples in two steps of eight: all were seen, though every second step has only two."""
+    few = planning().model_copy(update={"job": Job(trainable=10, total=10, samples=200, epochs=10.0)})
+    events = [step(n, time=n * 1.0, samples=8 if n % 2 else 2, member=rank) for n in range(1, 21) for rank in (0, 1)]
+    found = compare_with_plan(
+        completed(reduce_events([RunEvent(time=0, status="running"), *events])), plan_prediction(few)
+    )
+    assert found is not None and found.samples == pytest.approx(1.0) and "fewer samples" not in str(found)
 
 
 def test_what_was_promised_and_what_came() -> None:

@@ -156,6 +156,15 @@ def test_the_picture_has_a_row_a_worker_and_the_verdict() -> None:
     assert "WER on validation: 98.0 % -> 10.0 % (step 10)" in shown
 
 
+def test_the_picture_of_a_resumed_run_has_no_warnings_of_its_earlier_attempt() -> None:
+    earlier = WarningEvent(time=5.0, member=1, message="worker-1 does not come back by itself: killed")
+    resumed = [RunEvent(status="failed", time=50.0), RunEvent(status="starting", time=60.0)]
+    now = WarningEvent(time=61.0, message="continuing without worker-1: no answer")
+    assert "does not come back" in picture([*RUNNING, earlier])
+    shown = picture([*RUNNING, earlier, *resumed, now])
+    assert "continuing without worker-1" in shown and "does not come back" not in shown
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_of_the_picture_is_wider_than_the_terminal(width: int) -> None:
     long = WarningEvent(message="word " * 100)

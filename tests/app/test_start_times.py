@@ -25,5 +25,12 @@ def test_a_resumed_run_shows_its_newest_start() -> None:
     assert start_line([*first, ended, starts[1], RunEvent(time=120.0, status="completed")]) == "imports 2 s"
 
 
+def test_a_machine_that_comes_back_does_not_prolong_the_start() -> None:
+    start = [TimingEvent(time=5.0, part="imports", seconds=5.0, member=rank) for rank in (0, 1)]
+    first = TimingEvent(time=8.1, part="first step", seconds=3.0, member=0)
+    late = [TimingEvent(time=90.0, part="imports", seconds=85.0, member=rank) for rank in (1, 2)]
+    assert start_line([*start, step(1, time=8.0), first, step(2), *late]) == "imports 5 s, first step 3 s"
+
+
 def test_a_run_without_measurements_says_nothing() -> None:
     assert start_line([step(1)]) == ""

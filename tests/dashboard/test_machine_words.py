@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_folders import started, steps
+from run_folders import BEGAN, started, steps
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import SERIES_COLUMNS, newest_text
-from app.dashboard.tabs.machines import who_is_slow
+from app.dashboard.tabs.machines import table_of, who_is_slow
 from app.dashboard.tabs.network import sums
-from app.run_view.ribbon import series_of_member
+from app.run_view.headline import headline
+from app.run_view.ribbon import ribbons, series_of_member
 from app.run_view.run_state import reduce_events
 from app.shell.text import TableRow, draw, literal
+from profiles.files.resolve import profile_from_options
 from tests.app.app_events import sync
+from training.records.events import MemberEvent, WarningEvent
+from training.run.local_plan import plan_local_run
 
 
 def test_the_slowest_machine_is_told_with_its_share() -> None:
@@ -39,6 +43,21 @@ def test_the_share_of_waiting_is_one_figure_on_all_tabs() -> None:
     assert newest_text(picture, "wait share") == "17 %"
     inner = [point.mean for point in series_of_member(picture.state, 0, "wait share").points()[10:-10]]
     assert inner == pytest.approx([1 / 6] * len(inner))
+
+
+def test_why_a_lost_machine_has_ended_takes_the_place_of_how_that_was_noticed() -> None:
+    killed = "its worker was killed by signal 9: often out of memory, or somebody ended it"
+    lost = MemberEvent(member=1, time=BEGAN + 9.5, status="lost", message="its connection broke")
+    cause = WarningEvent(
+        member=1, time=BEGAN + 9.6, message=f"b does not come back by itself: {killed}", ended_by=killed
+    )
+    state = reduce_events([*started(2), *steps(1, 9, ranks=[0, 1]), lost, cause, *steps(10, 12, ranks=[0])])
+    plan = plan_local_run(profile_from_options("x", {"task": "custom", "model_path": "nowhere:build"}), 2)
+    picture = Picture(Path("runs/20260101-000000-abcd-x"), state, plan=plan)
+    assert [away.text for away in ribbons(state)[1].away] == [f"lost: {killed}"]
+    assert any(killed in detail for detail in headline(picture).details)
+    shown = [line.plain for line in table_of(picture)[1][1].detail]
+    assert shown[0] == killed and f"runs ask 20260101-000000-abcd --output runs add {picture.name(1)}" in shown[1]
 
 
 def test_the_name_of_a_series_is_broken_between_words() -> None:

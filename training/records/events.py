@@ -240,6 +240,8 @@ class WarningEvent(_Event):
     step: Step | None = None
     unreached: Name = ""
     """Address of the coordinator, if a member cannot reach it."""
+    ended_by: Text = ""
+    """Why the process of a lost member has ended: so it does not come back by itself."""
 
 
 class ElectionEvent(_Event):

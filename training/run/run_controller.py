@@ -281,7 +281,8 @@ class RunController:
             return
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
-            self._record(WarningEvent(member=rank, message=f"{name} does not come back by itself: {cause}"))
+            message = f"{name} does not come back by itself: {cause}"
+            self._record(WarningEvent(member=rank, message=message, ended_by=cause))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
         """Record that a member is gone; return whether that is news."""

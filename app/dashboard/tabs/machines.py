@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import statistics
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from app.console import command_about
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.chart_values import value_text
 from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves
@@ -174,13 +176,16 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
-    return TableRow(str(member.rank), cells, _details(member))
+    return TableRow(str(member.rank), cells, _details(member, picture))
 
 
-def _details(member: MemberState) -> tuple[Content, ...]:
+def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
     lines = []
     if member.status in _AWAY and member.message:
         lines.append(literal(member.message, "$text-error" if member.status != "left" else "$text-muted"))
+    if member.has_ended and picture.live and picture.plan is not None and picture.plan.has_coordinator:
+        command = f"{command_about(picture.path, 'runs', 'ask')} add {shlex.quote(picture.name(member.rank))}"
+        lines.append(literal(f"it does not come back by itself; add it: {command}", "$text-accent"))
     if member.phase:
         lines.append(literal(member.preparing, "$text-muted"))
     if member.times_lost and member.active:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from textual.app import ComposeResult
@@ -57,9 +57,11 @@ class NetworkPane(Pane):
 
     ABOUT = (
         "Every synchronisation: bytes of the machine that sends most, the time from its start to its result, how long "
-        "training stood still for it, and what that makes in Mbit/s. Where a plan is in the run folder the measured "
-        "time stands beside the planned one ('too small' where an exchange has too few bytes to judge), and a faster "
-        "way is named with its predicted gain. Which way each pair goes is said too: directly, dialled by one of the "
+        "training stood still for it, and what that makes in Mbit/s. Where there is a plan, 'of plan' holds "
+        "the time of the machine that came last, which waited for no other, against the planned one ('too small' where "
+        "an exchange has too few bytes to judge, 'a loss' where all waited for a machine that was lost). Far above "
+        "100 % the network is slower than measured, or the machines are busy with other work. A faster way is named "
+        "with its predicted gain. Which way each pair goes is said too: directly, dialled by one of the "
         "two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
@@ -112,8 +114,6 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
     ranks = sorted({*picture.state.members, row.slowest} - {-1})
     names = dict(zip(ranks, short_names([picture.name(rank) for rank in ranks], name_cells)))
     planned = picture.planned.exchange if picture.planned else 0.0
-    is_judged = planned >= _JUDGED_SECONDS and row.sent >= _JUDGED_BYTES
-    ratio = row.transfer / planned if is_judged else None
     cells = (
         literal(row.number),
         literal(row.step),
@@ -124,13 +124,21 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
         literal(time_text(row.wait), "$text-warning" if row.wait > 0.5 * row.seconds > 0 else ""),
         literal(rate_figure(row.mbit)),
         literal(names.get(row.slowest, "-")),
-        _of_plan(ratio) if ratio is not None else muted("too small" if planned > 0 else "-"),
+        _of_plan(row, planned),
     )
     return TableRow(f"{row.step}/{row.number}", cells)
 
 
-def _of_plan(ratio: float) -> Content:
-    return literal(share_text(ratio), "$text-warning" if ratio > 1.15 else "")
+def _of_plan(row: ExchangeRow, planned: float) -> Content:
+    """Return the time of an exchange without waiting for others over the planned seconds, where that can be judged."""
+    if not planned:
+        return muted("-")
+    if row.interrupted:
+        return muted("a loss")
+    if planned < _JUDGED_SECONDS or row.sent < _JUDGED_BYTES:
+        return muted("too small")
+    ratio = row.transfer / planned
+    return literal(share_text(ratio) if ratio < 10 else f"{ratio:.0f}x", "$text-warning" if ratio > 1.15 else "")
 
 
 def sums(picture: Picture) -> Iterator[Content]:
@@ -143,7 +151,8 @@ def sums(picture: Picture) -> Iterator[Content]:
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
     if rows:
         middle = statistics.median(row.seconds for row in rows)
-        words.append(f"median {time_text(middle)} each, {rate_text(statistics.median(row.mbit for row in rows))}")
+        rate = rate_text(statistics.median(row.mbit for row in rows))
+        words.append(f"median {time_text(middle)} from the first start to the result, {rate}")
     if (waiting := waiting_share(picture.state)) is not None:
         tense = "is" if picture.state.ended is None else "was"
         words.append(f"{share_text(waiting)} of the time {tense} waiting")
@@ -156,9 +165,13 @@ def sums(picture: Picture) -> Iterator[Content]:
     if (planned := picture.planned) is not None and rows:
         planned_text = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
         paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
-        transfer = statistics.median(row.transfer for row in rows)
-        measured = f"; measured {time_text(transfer)} and {time_text(max(paces))}" if paces else ""
+        transfer = [row.transfer for row in rows if not row.interrupted]
+        measured = f"; measured {_measured(transfer)}, {time_text(max(paces))} a step" if transfer and paces else ""
         yield literal(planned_text + measured, "$text-muted")
+
+
+def _measured(transfer: Sequence[float]) -> str:
+    return f"{time_text(statistics.median(transfer))} without waiting for others"
 
 
 def advice(picture: Picture) -> list[Content]:
