@@ -162,10 +162,28 @@ class RunReader:
     # ----------------------------------------------------------------------------------------------------- events
 
     def _follow(self) -> None:
-        since_yield = 0
+        self._read_on()
+        while self._given_source is None and not self._current.damage and self._has_been_resumed():
+            self._source = None
+            self._note(ended=None, metrics={}, comparison=None)
+            self._read_on()
+
+    def _has_been_resumed(self) -> bool:
+        """Wait until a run that has ended goes on, as somebody may resume it; ``False``: the reader is closed."""
+        while not self._closed.wait(LOOK):
+            if is_live(self._current.path):
+                return True
+        return False
+
+    def _read_on(self) -> None:
+        """Read all events that have not been read yet, until the run ends."""
+        since_yield, known = 0, self._current.events
         for event in self._all_events():
             if self._closed.is_set():
                 return
+            if event is not None and known:
+                known -= 1
+                continue
             if event is None:
                 if not self._current.read:
                     self._note(read=True, since=self._since(self._current.state))

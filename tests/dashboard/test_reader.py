@@ -92,6 +92,17 @@ def test_a_supervisor_that_is_killed_is_noticed(tmp_path: Path) -> None:
         assert (state.status, {member.status for member in state.members.values()}) == ("interrupted", {"stopped"})
 
 
+def test_a_run_that_another_terminal_resumes_goes_on_in_a_dashboard_that_stayed_open(tmp_path: Path) -> None:
+    stopped = RunEvent(status="cancelled", message="stopped by the user", time=BEGAN + 6)
+    with live(new_folder(tmp_path), [*started(), *steps(1, 5), stopped]) as run, reading(run.path) as reader:
+        until(lambda: reader.picture.read)
+        run.close()
+        until(lambda: reader.picture.ended)
+        with live(run.path, [*started(at=BEGAN + 60), *steps(6, 8, at=BEGAN + 60)]):
+            until(lambda: reader.picture.state.step == 8)
+            assert (reader.picture.ended, reader.picture.state.status, len(curve(reader))) == (None, "running", 8)
+
+
 def test_a_former_run_of_the_same_profile_is_laid_under(tmp_path: Path) -> None:
     with live(new_folder(tmp_path, run_id="20260101-000000-abcd"), [*started(), *steps(1, 5, loss=9.0)]):
         pass

@@ -34,6 +34,11 @@ def test_a_machine_that_was_cut_off_trains_again_when_it_is_back(make_lab: MakeL
         assert snapshot.startswith("stopped; the snapshot of step ") and snapshot.endswith(" is kept, 0 steps lost")
         assert left == ["a: nothing left running", "b: nothing left running"]
         assert [ours(host) for host in lab] == [[], []]
+        assert [state for state in states(muster, run_id) if state in ("lost", "joined")] == [
+            "joined",
+            "lost",
+            "joined",
+        ]
         after = steps(muster, run_id)
         assert len(after) == len(set(after))
         shown = [terminal.communicate(timeout=60)[1] for terminal in terminals]
