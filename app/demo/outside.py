@@ -205,6 +205,9 @@ class TourOutside(Outside):
     def search(self, sources: Sources, browse: bool = True) -> TourSearch:
         return TourSearch(self.machines, self.clock, None if browse else typed_machine(sources.typed[0]))
 
+    def neighbours(self) -> Sequence[str]:
+        return ()  # the tour asks no real machine
+
     # ---------------------------------------------------------------------------------------------------- connections
 
     def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> MachineLink:

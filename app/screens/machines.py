@@ -16,6 +16,7 @@ from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
+from app.wizard.state.neighbours import ask_neighbours
 from app.wizard.state.observations import origin_of
 from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
 from app.wizard.state.state import Step, WizardState
@@ -55,6 +56,7 @@ class MachinesScreen(StepScreen):
         NEXT,
         Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
+        Key("s", "ask_neighbours", "Ask", "Ask the machines that this computer has met on its networks for SSH."),
         Key("d,delete", "remove", "Remove", "Remove a machine that you added from the list.", shown=False),
     )
 
@@ -99,6 +101,9 @@ class MachinesScreen(StepScreen):
     def action_pick(self) -> None:
         if self.table.cursor:
             self.do(actions.pick(self.table.cursor))
+
+    def action_ask_neighbours(self) -> None:
+        self.do(ask_neighbours())
 
     def on_row_table_ticked(self, event: RowTable.Ticked) -> None:
         event.stop()

@@ -1,14 +1,17 @@
 """The machines that this computer has exchanged packets with on its own networks, from the system's neighbour table.
 
-Only the table is read: nothing is sent, and no machine is asked whether it runs an SSH server.
+:func:`neighbours` reads the table alone: nothing is sent. :func:`accepting_ssh` connects, when a person wants it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from distributed.system import output, read
@@ -33,6 +36,19 @@ def neighbours() -> list[str]:
 def addresses(table: str) -> list[str]:
     """Return the addresses that have answered in a neighbour table as printed by ``ip neigh``, Linux or ``arp -an``."""
     return list(dict.fromkeys(_addresses(table)))[:_MOST]
+
+
+def accepting_ssh(addresses: Sequence[str], port: int = 22, timeout: float = 2.0) -> list[str]:
+    """Return those of the addresses at which an SSH server introduces itself, within ``timeout`` seconds."""
+    with ThreadPoolExecutor(max_workers=_MOST) as pool:
+        answers = pool.map(lambda address: _is_ssh(address, port, timeout), addresses)
+        return [address for address, is_ssh in zip(addresses, answers, strict=True) if is_ssh]
+
+
+def _is_ssh(address: str, port: int, timeout: float) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout) as connection:
+        return connection.recv(4) == b"SSH-"
+    return False
 
 
 def _addresses(table: str) -> Iterator[str]:

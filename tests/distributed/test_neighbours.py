@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.discovery.neighbours import addresses
+from distributed.discovery.neighbours import accepting_ssh, addresses
+from tests.waiting import PATIENCE
 
 IP = """192.168.1.7 dev eth0 lladdr 02:42:ac:11:00:02 REACHABLE
 192.168.1.9 dev eth0 lladdr 02:42:ac:11:00:03 FAILED
@@ -35,3 +39,22 @@ def test_neighbours_that_answered_are_named_once(table: str) -> None:
 @given(st.text())
 def test_any_text_is_a_table(table: str) -> None:
     assert isinstance(addresses(table), list)
+
+
+@pytest.mark.parametrize(
+    ("introduction", "accepts"), [(b"SSH-2.0-x\r\n", True), (b"HTTP/1.1 400\r\n", False), (b"", False)]
+)
+def test_a_neighbour_accepts_ssh_if_it_says_so(introduction: bytes, accepts: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def introduce() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(introduction)
+
+        answering = threading.Thread(target=introduce)
+        answering.start()
+        port = server.getsockname()[1]
+        assert accepting_ssh(["127.0.0.1"], port, PATIENCE) == (["127.0.0.1"] if accepts else [])
+        answering.join()
+    assert accepting_ssh(["127.0.0.1"], port) == []

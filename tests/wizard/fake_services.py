@@ -153,6 +153,7 @@ class FakeServices:
     saved: dict[str, tuple[MachineRow, ...]] = field(default_factory=dict)
     hold: dict[str, threading.Event] = field(default_factory=dict)
     """Methods that wait until their event is set."""
+    accepting_ssh: tuple[str, ...] = ()
     launch_problems: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     requests: list[PlanRequest] = field(default_factory=list)
@@ -186,6 +187,10 @@ class FakeServices:
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         self.note("saved_machines")
         return self.saved.get(profile, (HERE,))
+
+    def neighbours(self) -> Sequence[str]:
+        self.note("neighbours")
+        return self.accepting_ssh
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         self.note(f"access {machine.name}")

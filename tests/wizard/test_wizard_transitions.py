@@ -15,6 +15,7 @@ from app.wizard.state.assessment import of_run
 from app.wizard.state.data_actions import Selection, leave_out
 from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import ask_neighbours
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted
 from app.wizard.state.records import (
     Assessment,
@@ -72,7 +73,7 @@ ACTIONS = st.one_of(
     st.builds(do.add_machine, TEXT | st.just("ada@c")), st.builds(do.remove_machine, TEXT | st.just("ada@c")),
     st.builds(do.trust_key, KEYS, TEXT), st.builds(do.install_key, KEYS), st.builds(do.retry, KEYS),
     st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()), st.just(do.send_packages()),
-    st.builds(do.set_user, KEYS, TEXT), st.builds(do.approve, KEYS), st.just(leave_out()),
+    st.builds(do.set_user, KEYS, TEXT), st.builds(do.approve, KEYS), st.just(leave_out()), st.just(ask_neighbours()),
     st.builds(do.choose_profile, TEXT), st.builds(do.set_option, TEXT, TEXT), st.builds(do.reset_option, TEXT),
     st.builds(do.choose_strategy, st.integers(-2, 5)), st.builds(do.set_interval, st.integers(-5, 10**9)),
     st.builds(do.set_preference, TEXT | st.just("least-traffic")), st.builds(do.save_as, TEXT),
@@ -87,6 +88,7 @@ FOUND = {
     TaskKind.HOME: st.just(Home()),
     TaskKind.DOCTOR: st.just(()),
     TaskKind.SAVED_MACHINES: ROWS.map(tuple),
+    TaskKind.NEIGHBOURS: st.sampled_from([(), ("10.9.9.9",), ("10.9.9.9", ANNA.entry.host)]),
     TaskKind.ACCESS: REPORTS,
     TaskKind.APPROVAL: st.none(),
     TaskKind.INSTALL_KEY: REPORTS,
@@ -231,6 +233,18 @@ def test_online_machines_of_the_hosts_file_are_picked_once() -> None:
     state = apply(state, seen)
     assert state.answers.picked == ("here", ANNA.key)
     assert apply(apply(state, do.pick(ANNA.key, False)), seen).answers.picked == ("here",)
+
+
+def test_neighbours_that_accept_ssh_are_listed_once_and_not_picked() -> None:
+    state = apply(apply(begin(), sighted(DiscoveredMachines((HERE, ANNA)))), ask_neighbours())
+    (task,) = [task for task in state.tasks if task.kind is TaskKind.NEIGHBOURS]
+    answered = ("10.9.9.9", ANNA.entry.host)
+    state = apply(state, done(task, answered))
+    assert [row.name for row in state.machines.rows] == ["desk", "anna", "10.9.9.9"]
+    assert "1 more machine" in state.notice
+    assert state.answers.picked == ("here",) and state.answers.typed == ("10.9.9.9",)
+    again = apply(apply(state, ask_neighbours()), done(task, answered))
+    assert len(again.machines.rows) == 3 and "no other machine" in again.notice
 
 
 def test_no_machine_is_picked_by_itself_behind_the_person_s_back() -> None:

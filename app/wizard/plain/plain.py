@@ -17,6 +17,7 @@ from app.wizard.state.assessment import of_finding
 from app.wizard.state.data_actions import leave_out
 from app.wizard.state.dependencies import blockers, measures
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import ask_neighbours
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
 from app.wizard.state.state import Action, StatePart, Step, TaskKind, WizardState, visited
 from distributed.ssh.keys.host_keys import COMPARED
@@ -169,8 +170,9 @@ class PlainWizard:
         looked = self._look_for
         self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= looked, looked + 2)
         self._say(words.machine_lines(self._state))
-        question = "Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue"
-        self._choose(question, {"": do.go_on()}, self._picked)
+        question = "Numbers to pick or leave out, user@host to add one, s: ask this network for SSH, l: list again, "
+        self._choose(f"{question}Enter: continue", {"": do.go_on(), "s": ask_neighbours()}, self._picked)
+        self._until(lambda state: not state.is_under_way(TaskKind.NEIGHBOURS))
 
     def _picked(self, answer: str) -> None:
         for word in answer.replace(",", " ").split() if answer != "l" else ():

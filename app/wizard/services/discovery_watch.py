@@ -119,7 +119,7 @@ class DiscoveryWatch:
         if self._outside.now() - self._met_at > _MEET_EVERY:
             self._met, self._met_at = self._outside.neighbours(), self._outside.now()
         ellipsis = " ..." if len(self._met) > _SHOWN else ""
-        named = f"this network also has {', '.join(self._met[:_SHOWN])}{ellipsis}: a adds one of them"
+        named = f"this network also has {', '.join(self._met[:_SHOWN])}{ellipsis}: s asks which of them accept SSH"
         return (*((named,) if self._met else ()), ANNOUNCE)
 
     def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:

@@ -112,6 +112,10 @@ class Outside:
         """Return the addresses in this computer's neighbour table."""
         return neighbour_table.neighbours()
 
+    def accepting_ssh(self, addresses: Sequence[str]) -> Sequence[str]:
+        """Connect to each address, and return those at which an SSH server answers."""
+        return neighbour_table.accepting_ssh(addresses)
+
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Try every stage of the login to a machine once."""
         return access.check_access(target, trust=trust, connect=self.pool.using)

@@ -128,6 +128,10 @@ class Services:
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 
+    def neighbours(self) -> Sequence[str]:
+        """Return the addresses of the machines on this computer's networks that accept SSH."""
+        return self.outside.accepting_ssh(self.outside.neighbours())
+
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``.
 

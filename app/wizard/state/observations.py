@@ -13,6 +13,7 @@ from app.wizard.state.assessment import of_pairs, of_report
 from app.wizard.state.data_actions import STILL_READ, with_selection
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import with_neighbours
 from app.wizard.state.records import (
     FINE,
     GOOD,
@@ -30,7 +31,8 @@ from training.numerics.schedule import few_samples_remark, is_length_open
 
 _LONGEST_LOG = 400
 _PARTLESS = (
-    TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR, TaskKind.SELECTING
+    TaskKind.SAVED_MACHINES, TaskKind.NEIGHBOURS, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR,
+    TaskKind.SELECTING,
 )  # fmt: skip
 """Tasks without a part of their own: their results change other parts."""
 _ON_MACHINES = (TaskKind.CHECKS, TaskKind.LINKS, TaskKind.FORECAST, TaskKind.PLAN)
@@ -98,7 +100,9 @@ def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
     if task.kind is TaskKind.SELECTING:  # so nothing can be read of it, or nothing be written
         data = replace(state.data, value=replace(state.data.value, salvageable=False), cause=cause, fix=fix)
         return noted.putting(TaskKind.DATA, state_part=data)
-    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE):
+    if task.kind in (
+        TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.NEIGHBOURS, TaskKind.APPROVAL, TaskKind.SAVE
+    ):  # fmt: skip
         return noted
     kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
     return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
@@ -145,6 +149,8 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
             return state
         case TaskKind.APPROVAL:
             return _to_be_contacted(state)
+        case TaskKind.NEIGHBOURS:
+            return with_neighbours(state, result)
         case TaskKind.REPAIR:
             return _to_be_examined(state)
         case TaskKind.SELECTING:

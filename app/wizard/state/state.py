@@ -87,6 +87,7 @@ class TaskKind(str, Enum):
     HOME = "reading runs and profiles"
     DOCTOR = "checking this computer"
     SAVED_MACHINES = "reading the profile's machines"
+    NEIGHBOURS = "asking the machines of this network"
     ACCESS = "connecting to a machine"
     APPROVAL = "storing an approval"
     INSTALL_KEY = "installing a key"
