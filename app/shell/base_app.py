@@ -153,7 +153,8 @@ class MusterApp(TerminalApp):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield the entries of the palette: actions of this screen, then those of every screen."""
         screen_keys = screen.offered_keys() if isinstance(screen, BaseScreen) else ()
-        for key in (*screen_keys, *BESIDES, EVERYWHERE[1]):
+        keys = (*screen_keys, *BESIDES, EVERYWHERE[1])
+        for key in {key.action: key for key in (*keys, *reversed(keys))}.values():
 
             async def run(action: str = key.action) -> None:
                 await screen.run_action(action)

@@ -75,6 +75,15 @@ def test_a_value_that_an_option_cannot_have_is_refused_where_it_is_typed() -> No
     run(WizardApp(steering, clock=fixed_clock), drive)
 
 
+@pytest.mark.slow
+def test_the_palette_lists_each_action_once() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        titles = [command.title for command in pilot.app.get_system_commands(pilot.app.screen)]
+        assert "Command (e)" in titles and len(titles) == len(set(titles))
+
+    run(WizardApp(at(Step.PLAN), clock=fixed_clock), drive)
+
+
 def test_a_notification_replaces_what_it_repeats_and_keeps_other_warnings() -> None:
     shown = LatestNotifications()
     for message, severity in (
