@@ -46,10 +46,10 @@ $(STAMP):
 	@rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup ## the main job on this machine as two workers: training, WER before and after, the model
-	@$(PY) cli_typer.py distributed-train demo --local 2 --strategy diloco
+	@$(VENV)/bin/muster train demo --local 2 --strategy diloco
 
 wizard: setup ## guided set-up
-	@$(PY) wizard.py
+	@$(VENV)/bin/muster wizard
 
 test: setup ## all tests side by side; those that measure on the lab's network one by one
 	$(PY) -m pytest -n auto --dist worksteal -m "not alone"

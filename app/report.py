@@ -140,8 +140,7 @@ def rerun_line(metadata: RunMetadata, current_folder: Path | None = None) -> str
     program, *words = metadata.command or [""]
     if Path(program).name not in _PROGRAMS:
         return ""
-    if not program.endswith(".py"):
-        words[:1] = GROUPED_NAMES.get("".join(words[:1]), tuple(words[:1]))
+    words[:1] = GROUPED_NAMES.get("".join(words[:1]), tuple(words[:1]))
     line = shlex.join([*(["python3"] if program.endswith(".py") else []), program, *words])
     is_here = not metadata.folder or metadata.folder == str(current_folder)
     return line if is_here else f"cd {shlex.quote(metadata.folder)} && {line}"

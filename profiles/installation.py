@@ -52,15 +52,13 @@ def program_words() -> list[str]:
 
 
 GROUPED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
-"""Commands as the help of the installed program lists them, by the names that the script of a checkout has."""
+"""Commands as the help lists them, by the names that the script of a checkout has besides."""
 
 
 def command_words(*words: str) -> list[str]:
-    """Return the words of a Muster command, by the name that the help of the program lists: the script of a checkout
-    keeps the names that always worked."""
-    program, command = program_words(), words[:1]
-    is_script = program[-1].endswith(_SCRIPT)
-    return [*program, *(command if is_script else GROUPED_NAMES.get("".join(command), command)), *words[1:]]
+    """Return the words of a Muster command, by the name that the help lists."""
+    command = words[:1]
+    return [*program_words(), *GROUPED_NAMES.get("".join(command), command), *words[1:]]
 
 
 def command_line(*words: str) -> str:

@@ -19,6 +19,7 @@ from app.cli.terminal import fail
 from app.console import ctrl_c_ends_questions, save_traceback
 from profiles.bootstrap import restore_interrupts
 from profiles.errors import ExitCode, MusterError
+from profiles.installation import program
 from profiles.other_names import HINTS, LAUNCH_HINTS
 
 INSTALLED = "muster"
@@ -144,7 +145,8 @@ def usage_error(error: typer.TyperException, name: str, arguments: Sequence[str]
     suggestion = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
-    helps = f"{command} --help lists the {'commands' if message.startswith('No such command') else 'options'}"
+    called = program(*command.removeprefix(name).split())
+    helps = f"{called} --help lists the {'commands' if message.startswith('No such command') else 'options'}"
     unknown = re.match(r"No such option: -+([\w.-]+)", message)
     hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
     if unknown and (hint := hints.get(unknown.group(1).replace("-", "_").lower())):
@@ -152,8 +154,17 @@ def usage_error(error: typer.TyperException, name: str, arguments: Sequence[str]
     if line := intended_line(message, arguments):
         return message[: suggestion.start() if suggestion else None].rstrip(" ."), f"type: {line}"
     if suggestion:
-        return message[: suggestion.start()].rstrip(" ."), suggestion.group(1)
+        at_top = message.startswith("No such command") and command == name
+        shown = re.sub(r"'([\w-]+)'", _listed, suggestion.group(1)) if at_top else suggestion.group(1)
+        return message[: suggestion.start()].rstrip(" ."), shown
     return message.rstrip("."), helps
+
+
+def _listed(quoted: re.Match[str]) -> str:
+    """Return a command by the words under which the help lists it."""
+    name = quoted[1]
+    entry = COMMANDS.get(name)
+    return f"'{f'{entry.group} {entry.name or name}'.strip()}'" if entry is not None else quoted[0]
 
 
 def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:

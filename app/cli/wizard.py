@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from app.cli.spellings import is_hosts, is_profile
 from app.console import can_only_print, say, say_error
@@ -38,11 +38,19 @@ def headless() -> str:
     return f"The guided set-up needs a terminal. Without one, use these commands:\n\n{shown}\n"
 
 
+class _Options(argparse.ArgumentParser):
+    """Options of the set-up; what it refuses is an error like those of the other commands."""
+
+    def error(self, message: str) -> NoReturn:
+        helps = program("tour", "--help") if self.prog.endswith("tour") else wizard_line("--help")
+        raise BadInput(message.removeprefix("argument "), f"{helps} lists the options")
+
+
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
     """Return the option parser of the set-up, called ``name``; a tour uses recorded machines by default."""
     about = "Find machines, check them, choose a job and a way to train, and start it."
     recorded = " In the tour everything is recorded: nothing is changed, and no network is needed."
-    parser = argparse.ArgumentParser(prog=name, description=about + (recorded if tour else ""))
+    parser = _Options(prog=name, description=about + (recorded if tour else ""))
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
     parser.add_argument("--hosts", metavar="FILE|A,B", type=Path, help="begin with these machines")
     parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
@@ -59,10 +67,13 @@ def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentPar
 
 def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) -> int:
     """Run the set-up and return its exit code."""
-    chosen, unknown = options(name, tour).parse_known_args(arguments)
+    parser = options(name, tour)
     try:
+        chosen, unknown = parser.parse_known_args(arguments)
+        if unknown and (line := _intended(unknown)):
+            raise BadInput(f"{name} takes no {unknown[0]}", f"type: {line}")
         if unknown:
-            raise BadInput(f"{name} takes no {unknown[0]}", _hint(unknown, name))
+            parser.error(f"{name} takes no {unknown[0]}")
         services, profile = _chosen(chosen)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(headless())
@@ -88,11 +99,11 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
         return ExitCode.STOPPED
 
 
-def _hint(unknown: Sequence[str], name: str) -> str:
-    """Return what to type in place of words that are no options of the set-up."""
+def _intended(unknown: Sequence[str]) -> str:
+    """Return what to type in place of words that are no options of the set-up; empty if their meaning is not plain."""
     if is_profile(unknown[0]):
-        return f"type: {wizard_line('--profile', *unknown)}"
-    return f"type: {wizard_line('--hosts', *unknown)}" if is_hosts(unknown[0]) else f"{name} --help lists the options"
+        return wizard_line("--profile", *unknown)
+    return wizard_line("--hosts", *unknown) if is_hosts(unknown[0]) else ""
 
 
 def _chosen(chosen: argparse.Namespace) -> tuple[Services, str]:

@@ -1,7 +1,7 @@
 """A job of one's own: a small network that tells three spirals apart.
 
 Save these lines as ``profiles/saved/spirals.ini`` and run
-``python3 cli_typer.py distributed-train spirals --local 2``::
+``.venv/bin/muster train spirals --local 2``::
 
     [profile:spirals]
     task = custom

@@ -277,7 +277,7 @@ def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatc
     (tmp_path / "job.py").write_text(f"{JOB}evil = 1\n")
     with pytest.raises(BadInput, match="has changed since it was approved") as refused:
         resumable(TrainRequest(resume=plan.run_id))
-    assert refused.value.hint.endswith(f"distributed-train --resume {plan.run_id} --trust-code")
+    assert refused.value.hint.endswith(f" train --resume {plan.run_id} --trust-code")
     assert resumable(TrainRequest(resume=plan.run_id, trust_code=True))
 
 

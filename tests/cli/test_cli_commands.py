@@ -254,7 +254,7 @@ def test_bare_runs_is_the_list(run_id: str, capsys: Capture) -> None:
 
 def test_no_runs_yet_says_how_to_start_one(capsys: Capture) -> None:
     assert main(["runs"]) == 0
-    assert "distributed-train PROFILE" in capsys.readouterr().err
+    assert " train PROFILE" in capsys.readouterr().err
 
 
 def test_a_run_is_shown_with_the_state_of_its_events(run_id: str, capsys: Capture) -> None:

@@ -107,7 +107,7 @@ def test_clips_longer_than_the_window_are_named_before_anything_starts(long_clip
         check_data(profile_from_options("speech", {**long_clip, "language": "de"}))
     assert "long_audio = cut or skip, or take a model that hears more (30 s): " in refused.value.hint
     assert refused.value.hint.endswith(
-        f"distributed-train whisper-scratch --dataset {Path('speech').resolve()} --language de"
+        f"train whisper-scratch --dataset {Path('speech').resolve()} --language de"
     )
 
 
@@ -158,7 +158,7 @@ def test_a_profile_that_was_named_stays_and_the_command_for_another_is_said(
     long_clip: dict[str, object], no_hub: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["distributed-train", "demo-scratch", "--dataset", "speech"]) == 2
-    wanted = f"distributed-train whisper-scratch --dataset {Path('speech').resolve()} --language en"
+    wanted = f"train whisper-scratch --dataset {Path('speech').resolve()} --language en"
     assert wanted in capsys.readouterr().err
     assert not Path("output").exists()
 

@@ -105,7 +105,7 @@ def test_a_failed_run_ends_with_one_error_and_the_way_back(capsys: Capture) -> N
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2] == "error: the loss is nan in step 7"
     assert lines[-1].startswith("hint: the hint; resume from step 6 with: python3 ")
-    assert lines[-1].endswith(f"distributed-train --resume {only_run().name[:20]}")
+    assert lines[-1].endswith(f" train --resume {only_run().name[:20]}")
 
 
 def test_a_failed_run_is_json_too(capsys: Capture) -> None:
@@ -156,7 +156,7 @@ def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: 
     assert run.calls == ["start", "stop: stopped by the user"]
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("stopped; the snapshot of step 6 is kept, 0 steps lost; resume with: ")
-    assert last.endswith(f"distributed-train --resume {only_run().name[:20]}")
+    assert last.endswith(f" train --resume {only_run().name[:20]}")
 
 
 def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

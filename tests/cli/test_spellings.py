@@ -7,17 +7,17 @@ import shlex
 import pytest
 
 from app.cli.main import main
-from profiles.installation import TOP
+from profiles.installation import TOP, TYPED_PROGRAM
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("demo", "python3 cli_typer.py distributed-train demo"),
-        ("demo --hosts a,b", "python3 cli_typer.py distributed-train demo --hosts a,b"),
-        ("run demo", "python3 cli_typer.py distributed-train demo"),
-        ("resume abc", "python3 cli_typer.py distributed-train --resume abc"),
-        ("--dataset clips", "python3 cli_typer.py distributed-train PROFILE --dataset clips"),
+        ("demo", "python3 cli_typer.py train demo"),
+        ("demo --hosts a,b", "python3 cli_typer.py train demo --hosts a,b"),
+        ("run demo", "python3 cli_typer.py train demo"),
+        ("resume abc", "python3 cli_typer.py train --resume abc"),
+        ("--dataset clips", "python3 cli_typer.py train PROFILE --dataset clips"),
         ("train demo --hosts a b", "python3 cli_typer.py train demo --hosts a,b"),
         ("train demo --plain --hosts a,b", "python3 cli_typer.py train demo --hosts a,b"),
         ("train demo --machines a,b", "python3 cli_typer.py train demo --hosts a,b"),
@@ -39,9 +39,36 @@ def test_a_plain_meaning_is_answered_with_its_command(
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: type: {meant}"
 
 
-def test_what_means_nothing_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_means_nothing_gets_the_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(TOP)
     assert main(["gibberish"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "hint: cli_typer.py --help lists the commands"
+    assert capsys.readouterr().err.splitlines()[-1] == "hint: python3 cli_typer.py --help lists the commands"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("gibberish", ".venv/bin/muster --help lists the commands"),
+        ("runs ask", ".venv/bin/muster runs ask --help lists the options"),
+        ("wizard --bad", ".venv/bin/muster wizard --help lists the options"),
+        ("tour --demo many", ".venv/bin/muster tour --help lists the options"),
+        ("trian", "Did you mean 'train', 'runs track'?"),
+        ("launch away.py", "for example: .venv/bin/muster launch -- train.py --its args"),
+    ],
+)
+def test_a_hint_calls_the_program_as_it_was_called(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TYPED_PROGRAM, ".venv/bin/muster")
+    assert main(shlex.split(typed), "muster") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"
+
+
+def test_the_first_help_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "profiles  List, show and check profiles." in capsys.readouterr().out
 
 
 def test_hosts_alone_open_the_installed_set_up(capsys: pytest.CaptureFixture[str]) -> None:

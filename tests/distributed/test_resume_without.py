@@ -37,7 +37,7 @@ def test_a_run_goes_on_without_a_machine_and_later_with_it(make_light_lab: MakeL
     run_id = muster.detach("--max-steps", "60", "--snapshot-interval", "50", "--strategy", "allreduce")
     muster.until_step(run_id, 5, members=3)
     stopped = muster.stop(run_id)
-    assert stopped.returncode == 0 and f"distributed-train --resume {run_id}" in stopped.stderr, stopped.stderr
+    assert stopped.returncode == 0 and f"train --resume {run_id}" in stopped.stderr, stopped.stderr
     lab["c"].stop_sshd()
     hosts = load_hosts(muster.folder_of(run_id) / RUN_HOSTS)
 

@@ -59,6 +59,7 @@ VISIBLE = {
     *(("runs", name) for name in ("list", "show", "compare", "clean")),
     ("profiles", "list"),
     ("--help",),
+    ("tour",),
 }
 """Commands by their words in the help."""
 GROUPED = "|".join(key for key, command in COMMANDS.items() if command.group and not command.name)
@@ -115,5 +116,5 @@ def test_from_another_folder_every_command_names_the_checkout(monkeypatch: pytes
     assert demo_line() == f"make -C {ROOT} demo"
 
 
-def test_a_checkout_keeps_the_names_that_always_worked() -> None:
-    assert program("distributed-train", "demo") == "python3 cli_typer.py distributed-train demo"
+def test_the_script_of_a_checkout_says_what_its_help_lists() -> None:
+    assert program("distributed-train", "demo") == "python3 cli_typer.py train demo"

@@ -129,7 +129,8 @@ def test_trainings_that_are_typed_have_their_profile(page: Path) -> None:
     """A shipped profile, a name to fill in, a run to resume, or a custom job, which needs none."""
     shipped = {entry.name for entry in list_profiles() if entry.source == CONFIG}
     for words in _lines(page):
-        if _is_python(words[0]) and words[1:3] == ["cli_typer.py", "distributed-train"]:
+        words = ["python3", "cli_typer.py", *words[1:]] if words[0] == "muster" else words
+        if words[1:2] == ["cli_typer.py"] and words[2:3] in (["train"], ["distributed-train"]) and words[3:]:
             name, given = words[3], set(words[3:])
             known = name in shipped or name.isupper() or "--resume" in given or {"--task", "--model-path"} <= given
             assert known, words

@@ -35,13 +35,14 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A folder with the Makefile and a .venv whose Python writes down what it is asked."""
+    """A folder with the Makefile and a .venv whose programs write down what they are asked."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$@" >>asked\n')
-    python.chmod(0o755)
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "muster"):
+        (folder / name).write_text('#!/bin/sh\necho "$@" >>asked\n')
+        (folder / name).chmod(0o755)
     return tmp_path
 
 
@@ -118,8 +119,8 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "commands"),
     [
-        ("demo", ["cli_typer.py distributed-train demo --local 2 --strategy diloco"]),
-        ("wizard", ["wizard.py"]),
+        ("demo", ["train demo --local 2 --strategy diloco"]),
+        ("wizard", ["wizard"]),
         ("test", ["-m pytest -n auto --dist worksteal -m not alone", ALONE]),
         ("test-fast", ["-m pytest -n auto -m not slow and not lab"]),
         ("conformance", ["-m pytest -q tests/exchange/conformance.py"]),

@@ -48,7 +48,7 @@ def up(hosts: Sequence[HostSpec]) -> int:
         print(f"Lab {lab.slot}: this machine is {lab.address}")
         for host in lab:
             print(f"  {host.name:12} {host.address:15} ssh -F {lab.ssh_config} {host.name}")
-        print(f"  muster:      python3 cli_typer.py distributed-train demo --hosts {lab.hosts_file}")
+        print(f"  muster:      python3 cli_typer.py train demo --hosts {lab.hosts_file}")
         print(f"  elsewhere:   .venv/bin/python -m tests.lab cut|mend|kill|rate|run {lab.slot} HOST ...")
         print("Ctrl-C takes it down.", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

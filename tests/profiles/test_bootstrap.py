@@ -182,7 +182,7 @@ def test_the_wizard_says_what_to_type_instead() -> None:
     done = subprocess.run([sys.executable, ROOT / "wizard.py"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "make demo" in done.stderr
-    assert "cli_typer.py distributed-train" in done.stderr
+    assert "cli_typer.py train PROFILE" in done.stderr
 
 
 @pytest.mark.slow

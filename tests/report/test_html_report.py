@@ -69,7 +69,7 @@ def test_a_report_says_how_a_language_model_is_asked(tmp_path: Path, template: s
 def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     run = write_run(tmp_path, events(), strategy_reason="twice as fast")
     page = shown(run)
-    for words in ("twice as fast", "worker-1", "90.0 % → 20.0 %", "distributed-train p", "no finished model", "torch"):
+    for words in ("twice as fast", "worker-1", "90.0 % → 20.0 %", "train p", "no finished model", "torch"):
         assert words in page
     assert "no prediction was kept with this run" in page
     charts = {chart.id: chart for chart in charts_of(read_evidence(run))}

@@ -16,7 +16,7 @@ STARTED = RunMetadata(
     command=["cli_typer.py", "distributed-train", "demo", "--hosts", "my hosts.json"],
     folder="/home/ada/muster",
 )
-LINE = "python3 cli_typer.py distributed-train demo --hosts 'my hosts.json'"
+LINE = "python3 cli_typer.py train demo --hosts 'my hosts.json'"
 
 
 @pytest.mark.parametrize(

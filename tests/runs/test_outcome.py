@@ -326,7 +326,7 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     about = f"run --output {tmp_path}"
     speech = [f"model transcribe {about} FILE.wav", f"model evaluate {about} {plan.profile.data.dataset_path}"]
     speech += [f"model compare {about}", f"model export {about} --to ctranslate2"]
-    wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
+    wanted = [*(speech if name != "nanogpt" else []), *([f"train {own}"] if own else [])]
     assert commands == [*wanted, f"runs show {about}"]
 
 

@@ -172,14 +172,14 @@ def test_a_run_without_a_model_says_how_to_go_on(output: Path) -> None:
     with pytest.raises(BadInput, match=r"\(failed\) has no model yet") as caught:
         find_model(output, MIDDLE)
     assert (
-        f"distributed-train --resume {output / MIDDLE}" in caught.value.hint
+        f" train --resume {output / MIDDLE}" in caught.value.hint
     )  # a bare id would be looked for in output/
 
 
 def test_a_completed_run_without_a_model_is_not_resumed(output: Path) -> None:
     with pytest.raises(BadInput, match=r"\(completed\) has no model yet") as caught:
         find_model(output, NEW)
-    assert "--resume" not in caught.value.hint and "distributed-train PROFILE" in caught.value.hint
+    assert "--resume" not in caught.value.hint and " train PROFILE" in caught.value.hint
 
 
 def test_a_run_that_goes_on_has_no_model_yet_and_is_not_resumed(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ PLAN = PlanPreview(
      "free ports", "if a firewall blocks that, desk relays"), ("This run takes 1:53; desk alone would take 3:31.",),
     "desk and studio, merging every 10 steps",
     ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",
-    ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01",
+    ("profiles/saved/demo-2.ini",), "python3 cli_typer.py train demo-2", "0123456789abcdef01",
 )  # fmt: skip
 LAUNCH = LaunchProgress(
     ("connected", "code and data", "program", "features", "joined", "first step"),

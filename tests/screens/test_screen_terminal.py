@@ -85,7 +85,7 @@ def test_without_a_terminal_it_is_plain_text() -> None:
         [sys.executable, "wizard.py"], stdin=subprocess.DEVNULL, capture_output=True, cwd=REPOSITORY, check=False
     )
     assert done.returncode == 2
-    assert b"distributed-train" in done.stderr and b"\x1b" not in done.stdout + done.stderr
+    assert b"train PROFILE" in done.stderr and b"\x1b" not in done.stdout + done.stderr
 
 
 def test_into_a_pipe_it_is_plain_text() -> None:

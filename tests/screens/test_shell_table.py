@@ -109,7 +109,7 @@ def test_folded_lines_are_not_too_long_and_lose_nothing(line: str, width: int) -
 
 
 def test_a_path_is_folded_between_its_folders() -> None:
-    command = "python3 cli_typer.py distributed-train demo-2 --plan profiles/saved/demo-2-machines.plan.json"
+    command = "python3 cli_typer.py train demo-2 --plan profiles/saved/demo-2-machines.plan.json"
     assert folded(command, 34)[-1] == "demo-2-machines.plan.json"
     assert folded("~/.cache/muster/environments/2026-11-29", 12) == [
         "~/.cache/",

@@ -29,7 +29,7 @@ def test_without_a_terminal_it_says_what_to_type() -> None:
         [sys.executable, WIZARD], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert b"cli_typer.py distributed-train" in done.stderr
+    assert b"cli_typer.py train PROFILE" in done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
 
 

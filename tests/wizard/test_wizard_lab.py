@@ -80,7 +80,7 @@ def replanned(profile: str) -> set[str]:
     wizard = Wizard(Services(), profile)
     try:
         state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and bool(state.plan.value.hash))
-        assert f"distributed-train {profile}" in state.plan.value.command
+        assert f"train {profile}" in state.plan.value.command
         return {row.name for row in state.members}
     finally:
         wizard.close()

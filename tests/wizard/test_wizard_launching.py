@@ -102,7 +102,7 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     signs = {(row.sign, row.machine) for row in plan.changes}
     assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
     assert plan.encrypted == (SSH,) and plan.network == ("SSH from this computer to each machine",)
-    assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
+    assert plan.command.endswith(" train mine-2-machines") and len(plan.files) == 2
     alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config, Outside())
     assert (alone.way, alone.network, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]

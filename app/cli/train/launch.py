@@ -40,6 +40,7 @@ from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
+from profiles.installation import program
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.hardware.resources import count_gpus
 from training.records.event_log import read_events
@@ -169,11 +170,11 @@ def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch
     """
     module = words[0] == "-m"
     if words == ["-m"]:
-        raise BadInput("-m names no module", "launch -- -m package.train --its args")
+        raise BadInput("-m names no module", f"for example: {program('launch', '-- -m package.train --its args')}")
     target, *arguments = words[module:]
     path = Path(target).expanduser().resolve()
     if not module and not path.is_file():
-        raise BadInput(f"{target}: no such script", "launch -- train.py --its args")
+        raise BadInput(f"{target}: no such script", f"for example: {program('launch', '-- train.py --its args')}")
     top = (folder or (Path.cwd() if module else path.parent)).expanduser().resolve()
     if not module and not path.is_relative_to(top):
         raise BadInput(f"{target} is not in {folder}", "name the folder that it is in with --folder")

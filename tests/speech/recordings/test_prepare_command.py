@@ -33,7 +33,7 @@ def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Cap
     out, err = capsys.readouterr()
     assert "left out        1, each with its reason in ready/left_out.csv" in out
     assert "not there, such as gone.wav\n" in out
-    assert out.splitlines()[-1].endswith("cli_typer.py distributed-train whisper-tiny-lora --dataset ready")
+    assert out.splitlines()[-1].endswith("cli_typer.py train whisper-tiny-lora --dataset ready")
     assert "recordings: 39/39" in err and "no speaker is in two splits" in err
 
 
