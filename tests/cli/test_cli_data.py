@@ -57,7 +57,7 @@ def test_what_is_held_out_or_too_little_is_told_once_to_who_starts_the_run(
 ) -> None:
     warn_once.cache_clear()
     table.write_text("id,audio_path,text\na,a.wav,one\nb,a.wav,two\n")
-    request = {"dataset": "speech", "warmup_steps": "10"}
+    request = {"dataset": "speech", "warmup_steps": "10", "epochs": "3"}
     distributed_train(TrainRequest("whisper-tiny-lora", request), FakeRun(training()))
     assert caplog.text.count("no validation split: 1 of 2 training clips is held out") == 1
     assert caplog.text.count("1 clip to train on: too few to learn much; 40 sentences (about 3 minutes)") == 1
