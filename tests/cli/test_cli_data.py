@@ -106,9 +106,7 @@ def test_clips_longer_than_the_window_are_named_before_anything_starts(long_clip
     with pytest.raises(BadInput, match=said) as refused:
         check_data(profile_from_options("speech", {**long_clip, "language": "de"}))
     assert "long_audio = cut or skip, or take a model that hears more (30 s): " in refused.value.hint
-    assert refused.value.hint.endswith(
-        f"train whisper-scratch --dataset {Path('speech').resolve()} --language de"
-    )
+    assert refused.value.hint.endswith(f"train whisper-scratch --dataset {Path('speech').resolve()} --language de")
 
 
 @pytest.mark.parametrize(

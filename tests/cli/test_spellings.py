@@ -39,9 +39,7 @@ def test_a_plain_meaning_is_answered_with_its_command(
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: type: {meant}"
 
 
-def test_what_means_nothing_gets_the_list(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_means_nothing_gets_the_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TOP)
     assert main(["gibberish"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "hint: python3 cli_typer.py --help lists the commands"

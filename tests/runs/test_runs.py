@@ -171,9 +171,7 @@ def test_the_model_of_a_profile_is_that_of_its_newest_run_that_has_one(output: P
 def test_a_run_without_a_model_says_how_to_go_on(output: Path) -> None:
     with pytest.raises(BadInput, match=r"\(failed\) has no model yet") as caught:
         find_model(output, MIDDLE)
-    assert (
-        f" train --resume {output / MIDDLE}" in caught.value.hint
-    )  # a bare id would be looked for in output/
+    assert f" train --resume {output / MIDDLE}" in caught.value.hint  # a bare id would be looked for in output/
 
 
 def test_a_completed_run_without_a_model_is_not_resumed(output: Path) -> None:
