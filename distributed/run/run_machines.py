@@ -25,14 +25,18 @@ ANY = ("0.0.0.0", "::")
 
 
 def links_of(plan: RunPlan, links: Iterable[MachineLink]) -> dict[str, MachineLink]:
-    """Return the links to the machines of a plan, by name.
+    """Return the links to the machines of a plan, and to those that were added to it, by name.
 
     Raises:
         BadInput: a machine has none.
     """
     link_by_name = {link.name: link for link in links}
     require_listed(plan, link_by_name)
-    return {name: link_by_name[name] for name in plan.machines}
+    return {name: link_by_name[name] for name in _with_added(plan)}
+
+
+def _with_added(plan: RunPlan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for member in plan.all_members for name in member.machines))
 
 
 def require_listed(plan: RunPlan, names: Collection[str]) -> None:
@@ -41,7 +45,7 @@ def require_listed(plan: RunPlan, names: Collection[str]) -> None:
     Raises:
         BadInput: a machine is missing.
     """
-    if missing := ", ".join(name for name in plan.machines if name not in names):
+    if missing := ", ".join(name for name in _with_added(plan) if name not in names):
         message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder does not name {missing}"
         raise BadInput(message, f"put {missing} back into that file")
 

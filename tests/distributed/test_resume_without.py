@@ -95,6 +95,15 @@ def test_a_hosts_record_that_lost_a_machine_is_refused_in_words() -> None:
         links_of(on_machines("a", "b", "c"), _links(Machine(name="b"), Machine(name="a")))
 
 
+def test_a_supervisor_that_takes_a_run_over_reaches_the_machine_that_was_added() -> None:
+    plan = on_machines("a", "b", "c")
+    grown = plan.model_copy(update={"members": plan.members[:2], "added": plan.members[2:]})
+    there = _links(*(Machine(name=name) for name in "cab"))
+    assert list(links_of(grown, there)) == ["a", "b", "c"]
+    with pytest.raises(BadInput, match="does not name c"):
+        links_of(grown, there[1:])
+
+
 def test_an_absent_machine_carries_no_coordinator() -> None:
     plan = on_machines("a", "b")
     there = plan.members[0].on_device(coordinator_address="10.0.0.2")

@@ -52,6 +52,8 @@ def ask(
         BadInput: no such run, nobody works on it, or a machine is missing where one is needed.
     """
     path = find_run(output, run)
+    if take_up(path):
+        say(TAKEN_UP)
     _refuse_ended(path)
     newcomer = newcomer_of(path, machine) if action == "add" and machine else None
     event = answer_to(path, leave_request(path, action, machine, newcomer))
