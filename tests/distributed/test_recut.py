@@ -162,6 +162,15 @@ def test_a_run_of_several_members_keeps_its_machines(tmp_path: Path) -> None:
         resume_run(folder.path, plan, PrepareOptions(), ["test"], Hosts(machines=(Machine(name="c"),)))
 
 
+def test_a_run_of_machines_is_not_resumed_on_this_one_because_its_hosts_file_is_missing(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, toy_plan(2), ["test"], run_type="distributed") as folder:
+        request = TrainRequest(resume=str(folder.path), overrides={})
+        with pytest.raises(BadInput, match="is of other machines, and .*hosts.json with their addresses is missing"):
+            hosts_file_of(request)
+        folder.finish("completed", {})
+    assert hosts_file_of(request) is None  # that it is completed is said later
+
+
 def test_a_run_of_workers_of_this_machine_takes_no_hosts_file(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, plan_of(2, **CUSTOM), ["test"]) as folder:
         request = TrainRequest(resume=str(folder.path), overrides={"hosts": "a,b"})

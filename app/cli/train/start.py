@@ -263,7 +263,10 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     overrides = request.overrides
     if request.resume:
         path = find_run(Path(overrides.get("output_dir", OUTPUT)), request.resume)
-        recorded = path / "hosts.json"
+        recorded, metadata = path / "hosts.json", RunFolder.open(path).metadata
+        if not recorded.is_file() and metadata.run_type == "distributed" and metadata.status != "completed":
+            message = f"run {path.name} is of other machines, and {recorded} with their addresses is missing"
+            raise BadInput(message, f"copy the hosts file that it was started with to {recorded}")
         if overrides.get("hosts") and not recorded.is_file():
             message = f"run {path.name} is of workers of this machine, where its snapshots are"
             raise BadInput(message, "leave --hosts out; --local N resumes it with another number of workers")
