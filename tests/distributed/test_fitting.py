@@ -209,6 +209,31 @@ def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) ->
     assert result.profile.model.tuning == "lora"
 
 
+def test_adapters_of_a_large_whisper_train_on_a_small_gpu(whispers: Path) -> None:
+    options = {"model_path": str(whispers / "large-v3"), "tuning": "lora", "gradient_checkpointing": True}
+    profile = profile_from_options("mine", {**options, "batch_size": 1, "window": "full"})
+    size = size_for(profile)
+    assert size is not None
+    assert need_of(profile, size, alone=True, on_gpu=True, bf16=True).total <= 6e9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "vectors"),
+    [
+        ("diloco", {}, 0),
+        ("diloco", {"diloco.sync_delay": 5}, 1),
+        ("diloco", {"diloco.sync_delay": 5, "error_feedback": True}, 3),
+        ("streaming_diloco", {"streaming_diloco.fragments": 4, "error_feedback": True}, 1.25),
+        ("demo", {}, 1),
+    ],
+)
+def test_what_a_strategy_keeps_on_a_gpu_is_counted(strategy: str, options: dict[str, object], vectors: float) -> None:
+    profile = profile_from_options("mine", {"model_path": "owner/model", "strategy": strategy, **options})
+    size = ModelSize(parameters=10**6)
+    alone, together = (need_of(profile, size, alone, on_gpu=True).optimizer for alone in (True, False))
+    assert together - alone == 4 * vectors * 10**6
+
+
 def test_a_rate_that_the_person_set_is_not_raised_for_adapters(whispers: Path) -> None:
     results = [fit(whispers / "medium", 8), fit(whispers / "medium", 8, learning_rate=3e-5)]
     rates = [result.profile.training.learning_rate for result in results]

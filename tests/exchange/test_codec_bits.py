@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from training.exchange import staging
-from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, codec_by_name
+from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, codec_by_name, roundtrip
 
 BOUNDARIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 SPECIAL = [
@@ -125,6 +125,8 @@ def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int])
         patch.setattr(staging, "wait_for_device", lambda device: None)
         there = staging.fetch_as_decoded(values, codec)
     assert torch.equal(codec.encode(there), codec.encode(values))
+    if codec.works_on_devices:
+        assert torch.equal(staging.decoded_on_device(values, codec), roundtrip(codec, values))
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "mxfp4"])

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
 from training.exchange.residuals import Residual
-from training.exchange.staging import fetch_as_decoded, is_asynchronous, to_device
+from training.exchange.staging import decoded_on_device, fetch_as_decoded, is_asynchronous, to_device
 from training.lazy import torch
 
 
@@ -34,7 +34,7 @@ class ErrorFeedback:
 
     def compensate(self, values: torch.Tensor) -> torch.Tensor:
         """Add the residual to ``values`` in place and return them: the vector to send."""
-        return values if self.residual is None else values.add_(self.residual.to(values.device))
+        return values if self.residual is None else values.add_(to_device(self.residual, values.device))
 
     def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
         """Keep the part of ``sent`` that is not in the mean, according to the mean's result.
@@ -47,7 +47,8 @@ class ErrorFeedback:
         if weight == 0.0:
             self.residual = sent
             return
-        lost = sent - self._decoded(sent) if self.stream else None
+        decoded = self._decoded(sent) if self.stream else None
+        lost = None if decoded is None else torch.sub(sent, decoded, out=decoded)
         if result.left_out and lost is None:
             lost = torch.zeros_like(sent)
         for start, stop in result.left_out:
@@ -59,6 +60,8 @@ class ErrorFeedback:
         """Return what the other members decode from ``sent``."""
         if not is_asynchronous(sent.device):
             return roundtrip(self._codec, sent)
+        if self._codec.works_on_devices:
+            return decoded_on_device(sent, self._codec)
         return to_device(roundtrip(self._codec, fetch_as_decoded(sent, self._codec)), sent.device)
 
     def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:

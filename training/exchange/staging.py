@@ -83,6 +83,18 @@ def fetch_as_decoded(values: torch.Tensor, codec: Codec) -> torch.Tensor:
     return host
 
 
+def decoded_on_device(values: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Return what other members decode of flat fp32 ``values``, on their asynchronous device and without waiting for
+    it: what :func:`fetch_as_decoded` fetches. ``codec`` works on devices."""
+    result = torch.empty_like(values)
+    for start in range(0, values.numel(), _CODED_AT_ONCE):
+        piece = values[start : start + _CODED_AT_ONCE]
+        data = codec.encode_on_device(piece)
+        assert data is not None, codec.name
+        result[start : start + _CODED_AT_ONCE] = codec.decode_on_device(data, piece.numel())
+    return result
+
+
 def encode_there(codec: Codec, values: torch.Tensor) -> torch.Tensor:
     """Return flat fp32 ``values`` encoded as flat uint8 on their device; fp32 shares memory with ``values``."""
     if values.numel() == 0:

@@ -59,6 +59,10 @@ class CheckedCosts(CostModel):
         stated = self._checked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
 
+    def device_vectors(self, error_feedback: bool) -> float:
+        ask = partial(self._stated.device_vectors, error_feedback)
+        return self._checked("device_vectors", ask, _is_amount, "no finite number of at least 0")
+
     def why_not_ranked(self, run: RunSpec) -> str:
         return self._checked(
             "why_not_ranked", lambda: self._stated.why_not_ranked(run), lambda why: isinstance(why, str), "no text"

@@ -121,6 +121,10 @@ class CostModel:
     sources: ClassVar[Mapping[str, str]] = {}
     """Sources of the figures of :meth:`learning`, one line each."""
 
+    def device_vectors(self, error_feedback: bool) -> float:
+        """Return how many fp32 vectors it keeps in the memory of a CUDA device between the steps of a run."""
+        return self.vectors if self.on_device else 0
+
     def with_options(self, settings: OptionsByOwner) -> CostModel:
         """Return the cost model for these options of the strategy."""
         return self

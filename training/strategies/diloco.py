@@ -30,6 +30,7 @@ from pydantic import model_validator
 
 from profiles.declarations import OptionError, Section, option
 from profiles.schema import StrategySettings
+from training.exchange.staging import to_device
 from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
@@ -138,7 +139,8 @@ class DiLoCo(OuterStrategy):
         if not fragment.inner_steps:
             return fragment.anchor
         assert fragment.sent_weights is not None
-        return fragment.weights().sub_(fragment.sent_weights).add_(fragment.anchor)
+        current, anchor = fragment.weights_and_anchor()
+        return current.sub_(to_device(fragment.sent_weights, current.device)).add_(anchor)
 
     def finish(self) -> SyncEvent | None:
         """After the last inner step: merge what is in flight and what is left; then all members hold the anchors."""

@@ -130,7 +130,7 @@ class GatheredMean(PseudoGradientMean):
         self._gathers: list[Pending[dict[int, bytes]]] = []
 
     @property
-    def accepts_encoded(self) -> bool:
+    def accepts_device(self) -> bool:
         return False
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:

@@ -118,6 +118,9 @@ class StreamingCosts(OuterCosts):
         self.vectors = 2 + -(-4 // options.fragments)
         super().__init__(name, options)
 
+    def device_vectors(self, error_feedback: bool) -> float:
+        return error_feedback * (1 + 1 / self._fragments)
+
     def why_not_ranked(self, run: RunSpec) -> str:
         loss_is_known = run.texts or run.start == "scratch"
         return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"

@@ -37,13 +37,18 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
 
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors that it was made of."""
-    offset, original = 0, values
-    values = device_accessible(values, parameters[0].device) if parameters else values
+    original = values
+    if not parameters:
+        return
+    values = device_accessible(values, parameters[0].device)
     with torch.no_grad():
-        for parameter in parameters:
-            values_of_parameter = values[offset : offset + parameter.numel()]
-            parameter.copy_(values_of_parameter.view_as(parameter), non_blocking=is_asynchronous(parameter.device))
-            offset += parameter.numel()
+        pieces = torch.split(values, [parameter.numel() for parameter in parameters])
+        views = [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+        if is_asynchronous(values.device):
+            torch._foreach_copy_(list(parameters), views)
+            return
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.copy_(view, non_blocking=is_asynchronous(parameter.device))
     if values is original and values.device.type == "cpu":  # the caller may overwrite it as soon as this returns
         for device in {parameter.device for parameter in parameters}:
             wait_for_device(device)

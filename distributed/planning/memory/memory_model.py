@@ -164,8 +164,8 @@ def _strategy_state(settings: StrategySettings, trainable: int, alone: bool, on_
     exchange = exchange_bytes(settings.strategy, trainable, settings)
     if not on_gpu:
         return vectors + exchange
-    on_device = _costs(settings.strategy, settings).on_device
-    return (vectors if on_device else 0) + (exchange if settings.engine == "nccl" else 0)
+    vectors = device_bytes(settings.strategy, trainable, settings, settings.error_feedback)
+    return vectors + (exchange if settings.engine == "nccl" else 0)
 
 
 def _matrix_parameters(model: ModelSettings, size: ModelSize, trainable: int) -> int:
@@ -274,9 +274,12 @@ def checkpointed(per_sample: float, layers: int, under_way: int = 1) -> float:
     return per_sample * min(under_way, under_way * _INPUT_SHARE + 1 / max(1, layers))
 
 
-def is_in_training_memory(machine: ClusterMachine, strategy: str) -> bool:
-    """Whether a strategy's vectors are in the memory that training uses; a CUDA device has its own memory."""
-    return machine.device != "cuda" or _costs(strategy).on_device
+def device_bytes(
+    strategy: str, trainable: int, settings: OptionsByOwner | None = None, error_feedback: bool = False
+) -> int:
+    """Return the bytes of a strategy's vectors in the memory of a CUDA device; 0 without a strategy ("")."""
+    vectors = _costs(strategy, settings).device_vectors(error_feedback) if strategy else 0
+    return int(vectors * _FP32 * trainable)
 
 
 def member_bytes(job: Job, machine: ClusterMachine, strategy: str, batch: int) -> int:
@@ -287,7 +290,8 @@ def member_bytes(job: Job, machine: ClusterMachine, strategy: str, batch: int) -
     estimated = model_bytes(job)
     measured = machine.memory_fit
     fixed = max(float(estimated), measured[0]) if measured else float(estimated)
-    vectors = strategy_bytes(strategy, job.trainable, job) if is_in_training_memory(machine, strategy) else 0
+    in_training_memory = device_bytes if machine.device == "cuda" else strategy_bytes
+    vectors = in_training_memory(strategy, job.trainable, job)
     return int(fixed + vectors + batch * (machine.memory_per_sample(estimated) or 0.0))
 
 

@@ -40,6 +40,8 @@ class Codec(ABC):
     """Time of one core to encode and to decode an element (benchmarks/exchange_work.py)."""
     exact: bool = False
     """Whether the fp32 values travel unchanged."""
+    works_on_devices: bool = False
+    """Whether :meth:`encode_on_device` and :meth:`decode_on_device` are possible."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -58,6 +60,14 @@ class Codec(ABC):
         non-finite ones, or are refused.
         """
         return None
+
+    def decode_on_device(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        """Return what :meth:`decode` returns, bit for bit, on the device of ``data`` and without waiting for it.
+
+        Args:
+            data: as :meth:`encode_on_device` returned it; of values that cannot be carried the result is arbitrary.
+        """
+        raise NotImplementedError(f"{self.name} decodes on the host only")
 
     def carries(self, values: torch.Tensor) -> bool:
         """Return whether all of flat fp32 ``values`` arrive as finite numbers: none is NaN, infinity, or beyond the
@@ -106,6 +116,7 @@ class CastCodec(Codec):
     range of fp16 (65,504) becomes infinity."""
 
     block = 1
+    works_on_devices = True
 
     def __init__(self, name: str, dtype: str, width: int, nanoseconds: tuple[float, float]) -> None:
         self.name = name
@@ -134,6 +145,9 @@ class CastCodec(Codec):
 
     def encode_on_device(self, values: torch.Tensor) -> torch.Tensor | None:
         return values.detach().to(self.dtype).view(torch.uint8)
+
+    def decode_on_device(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        return data.view(self.dtype).to(torch.float32)
 
     def encode_into(self, values: torch.Tensor, buffer: torch.Tensor) -> int:
         size = self.max_encoded_bytes(values.numel())

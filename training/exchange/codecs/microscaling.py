@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import ClassVar
 
 from training.exchange.codecs.base import Codec, check_length
@@ -41,6 +41,7 @@ class _BlockCodec(Codec):
     """Base of the block codecs: scales from the largest magnitude of every block."""
 
     block = BLOCK
+    works_on_devices = True
     element_exponent: int
     """Exponent of the largest element: a block is scaled so that its largest magnitude has this exponent."""
     smallest_scale: int
@@ -79,6 +80,14 @@ class _BlockCodec(Codec):
         largest = _TOP_EXPONENT - self.element_exponent
         if blocks and not (self.smallest_scale <= int(scales.min()) and int(scales.max()) <= largest):
             raise ValueError(f"{self.name}: impossible scale")
+        self._check(packed)
+        return self._scaled_back(scales, packed, elements)
+
+    def decode_on_device(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        blocks = -(-elements // BLOCK)
+        return self._scaled_back(data[:blocks], data[blocks:], elements)
+
+    def _scaled_back(self, scales: torch.Tensor, packed: torch.Tensor, elements: int) -> torch.Tensor:
         padded = _whole_blocks(self._expand(packed, elements))
         padded *= (scales.to(torch.int32) << 23).view(torch.float32).unsqueeze(1)
         return padded.view(-1)[:elements]
@@ -100,6 +109,9 @@ class _BlockCodec(Codec):
             inverse: what scales a block so that its largest magnitude is below 4, and unless it is tiny at least 2.
             greatest: bits of the largest of ``powers``, or more.
         """
+
+    def _check(self, packed: torch.Tensor) -> None:
+        """Raise ``ValueError`` for elements that :meth:`encode` never writes."""
 
     @abstractmethod
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
@@ -132,11 +144,12 @@ class Int8Codec(_BlockCodec):
         rounded.clamp_(_THIRTY_SECONDTHS - 127 / 32, _THIRTY_SECONDTHS + 127 / 32)
         return rounded.view(torch.int32).to(torch.int8).view(torch.uint8)
 
-    def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
-        numbers = packed.view(torch.int8)
-        if elements and int(numbers.amin()) == -128:
+    def _check(self, packed: torch.Tensor) -> None:
+        if packed.numel() and int(packed.view(torch.int8).amin()) == -128:
             raise ValueError(f"{self.name}: impossible element -128")
-        return numbers.to(torch.float32)
+
+    def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
+        return packed.view(torch.int8).to(torch.float32)
 
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -167,6 +180,15 @@ def _packed_codes(device: torch.device) -> torch.Tensor:
     return (codes.unsqueeze(0) | codes.unsqueeze(1) << 4).view(-1).to(device)
 
 
+@cache
+def _pairs(device: torch.device) -> torch.Tensor:
+    """Two fp32 values, read as one fp64 number, by the byte that holds their codes."""
+    values = torch.tensor(_MAGNITUDES + tuple(-m for m in _MAGNITUDES), dtype=torch.float32)
+    values[8] = 0.0
+    packed = torch.arange(256)
+    return torch.stack([values[packed & 15], values[packed >> 4]], 1).view(torch.float64).view(-1).to(device)
+
+
 class MxFp4Codec(_BlockCodec):
     """MXFP4 of the OCP Microscaling Formats Specification v1.0: E2M1 elements, 17 bytes for 32 elements.
 
@@ -180,13 +202,6 @@ class MxFp4Codec(_BlockCodec):
     sources: ClassVar[Mapping[str, str]] = {"mxfp4": "4-bit deltas: no loss (arXiv 2501.18512; own check)"}
     element_exponent = 2
     smallest_scale = 2
-
-    @cached_property
-    def _pairs(self) -> torch.Tensor:
-        values = torch.tensor(_MAGNITUDES + tuple(-m for m in _MAGNITUDES), dtype=torch.float32)
-        values[8] = 0.0
-        packed = torch.arange(256)
-        return torch.stack([values[packed & 15], values[packed >> 4]], 1).view(torch.float64).view(-1)
 
     def _packed_bytes(self, elements: int) -> int:
         return -(-elements // 2)
@@ -204,7 +219,7 @@ class MxFp4Codec(_BlockCodec):
         return _packed_codes(blocks.device).index_select(0, keys.view(torch.int16).to(torch.int32).view(-1))
 
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
-        return self._pairs.index_select(0, packed.to(torch.int32)).view(torch.float32)
+        return _pairs(packed.device).index_select(0, packed.to(torch.int32)).view(torch.float32)
 
 
 _INT8, _MXFP4 = Int8Codec(), MxFp4Codec()

@@ -96,6 +96,11 @@ class OuterCosts(IntervalCosts):
         if options.outer_optimizer == "adamw":  # two moments
             self.vectors = self.vectors + 1
 
+    def device_vectors(self, error_feedback: bool) -> float:
+        """What the codec dropped; while an exchange overlaps with steps, also what was sent and the weights before."""
+        overlaps = getattr(self._options, "sync_delay", 0) > 0
+        return overlaps + error_feedback * (1 + overlaps)
+
     def with_options(self, settings: OptionsByOwner) -> CostModel:
         options = settings.owned.get(self._name)
         return type(self)(self._name, options) if isinstance(options, OuterOptions) else self

@@ -15,7 +15,7 @@ from typing import Any
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
-from training.exchange.staging import common_async_device, fetch_as_decoded, to_device
+from training.exchange.staging import common_async_device, fetch_as_decoded, is_asynchronous, to_device
 from training.lazy import torch
 from training.strategies.parts.outer_optimizers import OuterOptimizer
 from training.strategies.weights import (
@@ -48,14 +48,19 @@ class PseudoGradientMean:
         self._weight = 0.0
 
     @property
-    def accepts_encoded(self) -> bool:
-        """Whether a delta may be passed as the other members will decode it, since no encoding loss is kept."""
-        return not self.feedback.stream and self.feedback.residual is None and self.exchange.engine != "solo"
+    def accepts_device(self) -> bool:
+        """Whether a delta may lie on an asynchronous device: then only what is sent comes to the host."""
+        return self.exchange.engine != "solo" and (self.codec.works_on_devices or not self.feedback.stream)
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         """Start to average this member's ``delta``, flat fp32, which may be overwritten."""
-        self._sent, self._weight = self.feedback.compensate(delta), weight
-        self._pending = self.exchange.start_mean(name, self._sent, weight, self.codec, flags, self.feedback.stream)
+        contribution = self._sent = self.feedback.compensate(delta)
+        self._weight = weight
+        if is_asynchronous(delta.device):
+            contribution = fetch_as_decoded(delta, self.codec)
+            if weight and not self.feedback.stream:  # nothing is carried but what comes too late, as it was sent
+                self._sent = contribution
+        self._pending = self.exchange.start_mean(name, contribution, weight, self.codec, flags, self.feedback.stream)
 
     def wait(self) -> tuple[MeanResult, torch.Tensor]:
         """Return the mean and this member's contribution; keep as residual what of it is not in the mean."""
@@ -142,7 +147,7 @@ class OuterFragment:
         self.anchor = self.weights()
         """Flat fp32 on the host; equal on all members."""
         self.sent_weights: torch.Tensor | None = None
-        """This member's weights when the delta in flight was computed."""
+        """This member's weights when the delta in flight was computed, where that was."""
         self.round, self.inner_steps = 0, 0
         """Rounds that were merged; inner steps since the last one began."""
         self.members: tuple[int, ...] = mean.exchange.members
@@ -193,33 +198,34 @@ class OuterFragment:
     def start_round(self) -> None:
         """Send this member's pseudo-gradient."""
         delta, current = self._pseudo_gradient()
+        norm = torch.linalg.vector_norm(delta)  # a device may still be computing it
         work, traffic = (self._tokens, self._steps), self._mean.exchange.traffic.copy()
         weight = self.weigh(*work) if work[0] else 0.0
         if not weight and not self.carries_idle_delta:
             delta.zero_()
         self._mean.start(f"{self.spec.name}/{self.round}", delta, weight, self._agreement())
+        self._pending_norm = float(norm)
         # Only after start, which raises if the group is lost: then no round has begun.
         self._sent_work, self._tokens, self._steps, self.inner_steps = work, 0.0, 0, 0
         self.sent_weights, self.traffic_at_start, self._is_sent = current, traffic, True
 
     def _pseudo_gradient(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return ``anchor - weights``, flat on the host, and the weights if they are kept.
+        """Return ``anchor - weights``, flat, and the weights if they are kept.
 
-        A device that works asynchronously computes and encodes the difference, so that little is copied to the host.
+        A device that works asynchronously computes the difference, and both stay there, so that little is copied to the
+        host; else both are on the host.
         """
         tensors = self.spec.tensors()
-        device = common_async_device(tensors)
-        if self.keeps_sent_weights or not self._mean.accepts_encoded or device is None:
+        device = common_async_device(tensors) if self._mean.accepts_device else None
+        if device is None:
             current = self.weights()
             delta = self.anchor - current
-            self._pending_norm = float(torch.linalg.vector_norm(delta))
-            return delta, current if self.keeps_sent_weights else None
-        difference = to_device(self.anchor, device)
-        views = torch.split(difference, [tensor.numel() for tensor in tensors])
-        torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
-        norm, delta = torch.linalg.vector_norm(difference), fetch_as_decoded(difference, self._mean.codec)
-        self._pending_norm = float(norm)
-        return delta, None
+        else:
+            delta = to_device(self.anchor, device)
+            views = torch.split(delta, [tensor.numel() for tensor in tensors])
+            torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
+            current = flatten(tensors) if self.keeps_sent_weights else delta
+        return delta, current if self.keeps_sent_weights else None
 
     def _agreement(self) -> bytes:
         return agreement_flags(self.digest) if self._compares else b""

@@ -18,7 +18,7 @@ merged. A delta that came too late still counts with its norm, if that came in t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from training.exchange.base import Exchange, MeanResult, Pending
@@ -44,18 +44,14 @@ class RadialDirectional(PseudoGradientMean):
         self._norms: Pending[MeanResult] | None = None
         self._local_norms = torch.empty(0)
 
-    @property
-    def accepts_encoded(self) -> bool:
-        return False
-
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         delta = self.feedback.compensate(delta)
         residual, self.feedback.residual = self.feedback.residual, None  # compensate has added it to the delta
-        norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in self._tensors(delta)]
+        tensors = self._tensors(delta)
+        norms: list[float] = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64)).tolist()
         self._local_norms = torch.tensor(norms, dtype=torch.float32)
-        for tensor, norm in zip(self._tensors(delta), norms, strict=True):
-            if norm != 0.0:
-                tensor.mul_(math.sqrt(tensor.numel()) / norm)
+        factors = [math.sqrt(tensor.numel()) / norm if norm else 1.0 for tensor, norm in zip(tensors, norms)]
+        torch._foreach_mul_(tensors, factors)
         super().start(name, self._on_the_wire(delta), weight, flags)
         self.feedback.residual = residual
         exact = codec_by_name("fp32")
@@ -73,9 +69,9 @@ class RadialDirectional(PseudoGradientMean):
             tensor.mul_(norm / length if length else 0.0)
         return replace(result, mean=mean), self._off_the_wire(sent)
 
-    def _tensors(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield a view of each tensor that is averaged by norm and direction."""
-        return iter(torch.split(values[: self._directed], list(self._sizes)))
+    def _tensors(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Return a view of each tensor that is averaged by norm and direction."""
+        return list(torch.split(values[: self._directed], list(self._sizes)))
 
     def _on_the_wire(self, values: torch.Tensor) -> torch.Tensor:
         gap = values.new_zeros(-self._directed % _BLOCK)
@@ -88,8 +84,8 @@ class RadialDirectional(PseudoGradientMean):
     def _as_deltas(self, lost: torch.Tensor) -> torch.Tensor:
         """Return the encoding loss of the directions in units of deltas, to be added to the next one."""
         lost = self._off_the_wire(lost)
-        for tensor, norm in zip(self._tensors(lost), self._local_norms.tolist(), strict=True):
-            tensor.mul_(norm / math.sqrt(tensor.numel()))
+        tensors, norms = self._tensors(lost), self._local_norms.tolist()
+        torch._foreach_mul_(tensors, [norm / math.sqrt(one.numel()) for one, norm in zip(tensors, norms)])
         return lost
 
 
