@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
@@ -25,7 +25,7 @@ from pydantic import create_model
 from profiles.declarations import OptionsByOwner, Section, option
 from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
-from training.exchange.base import Exchange
+from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.staging import SideQueue, common_async_device
 from training.lazy import nn, torch
@@ -39,6 +39,8 @@ OVERLAP = 0.4
 """Share of a pass's compute that hides an exchange; measured with buckets of 25 MB."""
 BACKWARD = 2 / 3
 """Share of a pass's compute that is backward: two matrix products for each one of forward."""
+_MESH_BUCKET, _NCCL_BUCKET = 4.0, 25.0
+"""Size of a bucket in MB, unless it is set."""
 _ONLY_ON_REQUEST = "with a compressor it is used only where you ask for it: --set strategy=allreduce"
 
 
@@ -49,8 +51,23 @@ def _source(compressor: str) -> str:
 class _Options(Section):
     """Options of :class:`AllReduce`, without those of its compressors."""
 
-    bucket_mb: float = option(4.0, "size of a gradient bucket", unit="MB", gt=0, advanced=True, alias="bucket_mb")
+    bucket_mb: float = option(
+        0.0,
+        "size of a gradient bucket; 0: 25 with engine = nccl, else 4",
+        unit="MB",
+        ge=0,
+        advanced=True,
+        alias="bucket_mb",
+    )
     compressor: str = "none"
+
+    def bucket_elements(self, engine: str) -> int:
+        """Return the size of a bucket in fp32 gradients, which is the same on all members.
+
+        Each mean of ``nccl`` costs messages of its own, which larger buckets save. On the mesh a bucket costs a GPU
+        three launches, and small ones hide more of a small model's exchange.
+        """
+        return int((self.bucket_mb or (_NCCL_BUCKET if engine == "nccl" else _MESH_BUCKET)) * 1e6 / 4)
 
 
 def _with_compressors() -> type[_Options]:
@@ -85,7 +102,8 @@ class AllReduceCosts(CostModel):
 
     def __init__(self, settings: OptionsByOwner | None = None) -> None:
         options = AllReduceOptions() if settings is None else settings.of(AllReduceOptions)
-        self._bucket, self._compressor = options.bucket_mb, options.compressor
+        self._bucket = options.bucket_elements(getattr(settings, "engine", "auto"))
+        self._compressor = options.compressor
         self._price = compressors()[options.compressor].price(settings or StrategySettings.model_construct())
         if options.compressor == "none":
             return
@@ -103,10 +121,10 @@ class AllReduceCosts(CostModel):
         return self._price.elements(trainable)
 
     def longest(self, trainable: int) -> int:
-        return min(self.elements(trainable), int(self._bucket * 1e6 / 4))
+        return min(self.elements(trainable), self._bucket)
 
     def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
-        bucket = self._bucket / (4e-6 * compute.trainable)
+        bucket = self._bucket / compute.trainable
         return min(exchange, overlap_credit(compute.seconds / compute.passes, self._price.early * exchange, bucket))
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
@@ -210,7 +228,7 @@ class AllReduce(GradientStrategy):
         self._codec = codec_by_name(self.codec(settings))
         device = common_async_device(self._parameters)
         self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
-        bucket_elements = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
+        bucket_elements = settings.of(AllReduceOptions).bucket_elements(exchange.engine)
         self._buckets = list(grouped(list(reversed(self._parameters)), bucket_elements))
         momentum = self._compressor_class.take_over(self._optimizer) if self._optimizer is not None else 0.0
         for parameter_index, bucket in enumerate(self._buckets):
@@ -278,22 +296,40 @@ class AllReduce(GradientStrategy):
         self._wait_for_starts()
         for compressor in self._compressors:
             compressor.continue_after_first_mean()
-        results = [compressor.wait() for compressor in self._compressors]
-        if results:
-            self._members = results[-1].members
-        refused_buckets = [
-            bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.is_finite
-        ]
-        self._count_non_finite(refused_buckets, self._codec, self._state.scale)
-        if self._state.scale is not None and any(result.refused for result in results):
-            # The loss scale is too large, which is normal: all skip the step, and residuals stay as they were.
-            for bucket in self._buckets:
-                bucket.overflow()
-            return
-        for bucket, compressor, result in zip(self._buckets, self._compressors, results, strict=True):
+        if self._state.scale is None:
+            self._take_over(compressor.wait() for compressor in self._compressors)
+        elif not self._overflow(results := [compressor.wait() for compressor in self._compressors]):
+            self._take_over(results)
+
+    def _overflow(self, results: Sequence[MeanResult]) -> bool:
+        """Let all members skip the step if the loss scale is too large, which is normal; residuals stay as they were.
+
+        Returns:
+            whether it is.
+        """
+        if not any(result.refused for result in results):
+            return False
+        self._members = results[-1].members
+        own = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.is_finite]
+        self._count_non_finite(own, self._codec, self._state.scale)
+        for bucket in self._buckets:
+            bucket.overflow()
+        return True
+
+    def _take_over(self, results: Iterable[MeanResult]) -> None:
+        """Set the gradients of each bucket to its mean, on an asynchronous device as views of it, and accept the step
+        when all means are there."""
+        problem, is_late = "", False
+        for bucket, result in zip(self._buckets, results, strict=True):
+            if not result.is_finite and not problem:
+                problem = self._non_finite_parameter(bucket, self._codec, self._state.scale)
+            is_late = is_late or bool(result.left_out and result.is_finite)
+            self._members = result.members
+            bucket.unpack(result, self._state.scale or 1.0, shares_mean=self._side is not None)
+        self._count_problem(problem, self._state.scale)
+        for compressor in self._compressors:
             compressor.settle()
-            bucket.unpack(result, self._state.scale or 1.0)
-        if any(result.left_out and result.is_finite for result in results):
+        if is_late:
             self.context.warn(f"step {self._step + 1}: this machine's gradients came after the deadline")
 
     def _wait_for_starts(self) -> None:

@@ -35,13 +35,15 @@ class GradientStrategy(Strategy):
     def _count_non_finite(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
         """Count a step in which this member's gradients of some buckets are not in the mean, since they are not
         finite."""
-        parameter_name = ""
-        if buckets:
-            first_bucket = buckets[0]
-            names = [self._name_of[parameter] for parameter in first_bucket.parameters]
-            parameter_name = non_finite_parameter(
-                names, first_bucket.parameters, first_bucket.pack(scale or 1.0), codec
-            )
+        self._count_problem(self._non_finite_parameter(buckets[0], codec, scale) if buckets else "", scale)
+
+    def _non_finite_parameter(self, bucket: Bucket, codec: Codec, scale: float | None) -> str:
+        """Return the name of the first parameter of a bucket whose gradient is not finite."""
+        names = [self._name_of[parameter] for parameter in bucket.parameters]
+        return non_finite_parameter(names, bucket.parameters, bucket.pack(scale or 1.0), codec)
+
+    def _count_problem(self, parameter_name: str, scale: float | None) -> None:
+        """Count a step in which the gradient of a parameter is not finite; empty: all are."""
         self._non_finite_counter.count(
             parameter_name and f"step {self._step + 1}: the gradient of {parameter_name}", scaled=scale is not None
         )
@@ -139,14 +141,20 @@ class Bucket:
         pieces = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]
 
-    def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
-        """Set every parameter's gradient to the mean times ``scale``; ``None`` if no member had one."""
+    def unpack(self, result: MeanResult, scale: float = 1.0, shares_mean: bool = False) -> None:
+        """Set every parameter's gradient to the mean times ``scale``; ``None`` if no member had one.
+
+        Args:
+            shares_mean: gradients may be views of the mean, which nobody else uses.
+        """
         mean = result.mean if scale == 1.0 else result.mean * scale
         used = int.from_bytes(result.flags, "little")
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index, (mean_gradient, parameter) in enumerate(zip(self._split(mean), self.parameters, strict=True)):
             if not used >> index & 1:
                 parameter.grad = None
+            elif shares_mean and parameter.dtype == mean.dtype and parameter.is_contiguous():
+                parameter.grad = mean_gradient
             elif parameter.grad is None:
                 parameter.grad = mean_gradient.to(parameter.dtype).clone()
             else:
