@@ -22,7 +22,8 @@ from training.loop.trainer import Trainer
 from training.optimization.optimizers import plain_steps, set_learning_rate
 from training.records.events import StepEvent
 from training.run.orders import Control
-from training.strategies.demo import Chunks, Demo, DemoOptions, signs, transform
+from training.strategies.demo import Demo, DemoOptions
+from training.strategies.parts.cosine_transform import Chunks, signs, transform
 
 SHAPES = ((20, 13), (6, 3, 2, 2), (17,), (), (1, 5), (0, 4))
 RATE, DECAY = 0.01, 0.1

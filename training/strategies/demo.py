@@ -19,16 +19,14 @@ one row for every output; the last chunks of a row or column are padded with zer
 is an orthonormal DCT-II, as a matrix product. A chunk sends k coefficients, or all if it has fewer, with 16-bit
 indices: ``k / chunk^2 (4 + 2) N`` bytes in fp32. What a codec rounds away stays in the momentum.
 
-All members must compute the same signs on any processor: :func:`signs` sums integers only, which is exact in every
-order.
+All members must compute the same signs on any processor:
+:func:`~training.strategies.parts.cosine_transform.signs` sums integers only, which is exact in every order.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from profiles.declarations import Section, option
@@ -40,6 +38,7 @@ from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
+from training.strategies.parts.cosine_transform import Chunks, signs
 from training.strategies.parts.gradients import GradientStrategy
 from training.strategies.registry import register
 
@@ -49,8 +48,6 @@ _INDEX_BYTES = 2
 """Bytes of an index on the wire."""
 _TILE = 1 << 22
 """Elements that are transformed at the same time."""
-_BITS = 20
-"""Precision of the integers for coefficients and for the transform."""
 _MAX_CHUNK = 256
 """Largest chunk: the sums of :func:`signs` stay below 2^53, and 16 bits index its elements."""
 _LOSS: Mapping[Start, float] = {"pretrained": 0.010, "scratch": 0.075}
@@ -89,93 +86,6 @@ class DemoCosts(OptionCosts[DemoOptions]):
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         return Learning(merge_efficiency(effective_members, _GAIN[run.start]), _LOSS[run.start], ("demo",))
-
-
-@functools.cache
-def transform(size: int) -> torch.Tensor:
-    """Return the orthonormal DCT-II of ``size`` values as a matrix of fp64, a row for each coefficient."""
-    position, frequency = torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)[:, None]
-    matrix = torch.cos(math.pi / (2 * size) * (2 * position + 1) * frequency) * math.sqrt(2 / size)
-    matrix[0] = math.sqrt(1 / size)
-    return matrix
-
-
-@functools.cache
-def _matrix(size: int, device: torch.device) -> torch.Tensor:
-    return transform(size).float().to(device)
-
-
-@functools.cache
-def _integer_matrix(size: int, device: torch.device) -> torch.Tensor:
-    """Return :func:`transform` in integers of 20 bits, as fp64."""
-    return (transform(size) * 2.0**_BITS).round_().to(device)
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Division of a tensor into chunks."""
-
-    rows: int
-    columns: int
-    height: int
-    width: int
-
-    @classmethod
-    def of(cls, shape: Sequence[int], chunk: int) -> Chunks:
-        """Return the division of a tensor into chunks of at most ``chunk`` by ``chunk``."""
-        rows = shape[0] if len(shape) > 1 else 1
-        columns = math.prod(shape[1:] if len(shape) > 1 else shape)
-        return cls(rows, columns, min(chunk, rows), min(chunk, columns))
-
-    @property
-    def size(self) -> int:
-        """Elements of a chunk."""
-        return self.height * self.width
-
-    @property
-    def number(self) -> int:
-        """Number of chunks; 0 for an empty tensor."""
-        return -(-self.rows // self.height) * -(-self.columns // self.width) if self.size else 0
-
-    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the chunks of a tensor: [number, height, width]."""
-        down, right = -self.rows % self.height, -self.columns % self.width
-        filled = torch.nn.functional.pad(tensor.reshape(self.rows, self.columns), (0, right, 0, down))
-        blocks = filled.view(-1, self.height, filled.shape[1] // self.width, self.width)
-        return blocks.transpose(1, 2).reshape(-1, self.height, self.width)
-
-    def joined(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Undo :meth:`cut`: return a matrix of the tensor's rows and columns."""
-        across = -(-self.columns // self.width)
-        blocks = chunks.view(-1, across, self.height, self.width).transpose(1, 2)
-        return blocks.reshape(-1, across * self.width)[: self.rows, : self.columns]
-
-    def encoded(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Return the DCT coefficients of chunks, a row for each chunk."""
-        left, right = (_matrix(size, chunks.device) for size in (self.height, self.width))
-        return (left @ chunks @ right.T).flatten(1)
-
-    def decoded(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Undo :meth:`encoded`."""
-        left, right = (_matrix(size, coefficients.device) for size in (self.height, self.width))
-        return left.T @ coefficients.view(-1, self.height, self.width) @ right
-
-
-def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the signs of the inverse transform as int8 [number, height, width]; the same bits on every machine.
-
-    Coefficients and transform are rounded to integers of 20 bits. All sums of their products are integers below 2^53,
-    exact in fp64, so that neither their order nor the processor matters.
-
-    Args:
-        coefficients: fp32 or fp64, a row for each chunk. The scale of a row does not matter.
-    """
-    peak = coefficients.abs().amax(1, keepdim=True)
-    power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
-    integers = (coefficients.double() / power.double() * 2.0**_BITS).round_()
-    left, right = (_integer_matrix(size, coefficients.device) for size in (height, width))
-    half_transformed = (left.T @ integers.view(-1, height, width)).mul_(2.0**-_BITS).round_()
-    return (half_transformed @ right).sign_().to(torch.int8)
 
 
 def _raw(values: torch.Tensor) -> torch.Tensor:
@@ -220,6 +130,8 @@ class Demo(GradientStrategy):
         super().attach(model, exchange)
         self._momenta = [torch.zeros_like(p, dtype=torch.float32).reshape(-1) for p in self._parameters]
         self._chunks = [Chunks.of(parameter.shape, self._options.chunk) for parameter in self._parameters]
+        shapes = [(p.device.type, p.device.index or 0, p.dtype.itemsize, *p.shape) for p in self._parameters]
+        self._order = sorted(range(len(shapes)), key=lambda number: shapes.index(shapes[number]))
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         if scale is not None:
@@ -257,21 +169,35 @@ class Demo(GradientStrategy):
         return min(self._options.topk, self._chunks[number].size)
 
     def _groups(self) -> Iterator[list[int]]:
-        """Yield groups of parameter numbers whose coefficients fill one gather."""
+        """Yield groups of parameter numbers whose coefficients fill one gather, those of one shape side by side."""
         group, size = list[int](), 0
-        for number, chunks in enumerate(self._chunks):
+        for number in self._order:
             group.append(number)
-            size += chunks.number * self._count(number)
+            size += self._chunks[number].number * self._count(number)
             if size >= _GATHER_SIZE:
                 yield group
                 group, size = [], 0
         if group:
             yield group
 
+    def _batches(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Yield those of a group of parameters that are transformed together: of one shape, and together at most
+        :data:`_TILE` elements."""
+        batch = list[int]()
+        for number in numbers:
+            first = self._parameters[batch[0] if batch else number]
+            elements = (len(batch) + 1) * first.numel()
+            if batch and (first.shape != self._parameters[number].shape or elements > _TILE):
+                yield batch
+                batch = []
+            batch.append(number)
+        if batch:
+            yield batch
+
     def _encoded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Extract the coefficients of some parameters from the momentum; return indices and values as bytes, which the
         device may still be computing."""
-        extracted = [self._extracted(number) for number in numbers if self._chunks[number].number]
+        extracted = [self._extracted(batch) for batch in self._batches(numbers) if self._chunks[batch[0]].number]
         return [indices for indices, _ in extracted], [values for _, values in extracted]
 
     def _start_sending(
@@ -290,18 +216,23 @@ class Demo(GradientStrategy):
             in_flight.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
         return in_flight
 
-    def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return indices and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
-        parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
-        momentum.mul_(self._options.decay)
-        if parameter.grad is not None and self._weight > 0.0:
+    def _extracted(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return indices and values of the coefficients that parameters of one shape send, chunk after chunk, as
+        bytes."""
+        momenta, chunks = [self._momenta[number] for number in batch], self._chunks[batch[0]]
+        torch._foreach_mul_(momenta, self._options.decay)
+        gradients = {number: self._parameters[number].grad for number in batch}
+        flat = {number: one.reshape(-1).float() for number, one in gradients.items() if one is not None}
+        if flat and self._weight > 0.0:
             share = self._weight * float(self._optimizer.param_groups[0]["lr"])
-            momentum.add_(parameter.grad.reshape(-1).float(), alpha=share)
-        coefficients = chunks.encoded(chunks.cut(momentum))
-        indices = coefficients.abs().topk(self._count(number), dim=1).indices
+            torch._foreach_add_([self._momenta[number] for number in flat], list(flat.values()), alpha=share)
+        stacked = momenta[0] if len(momenta) == 1 else torch.stack(momenta)
+        coefficients = chunks.encoded(chunks.cut(stacked))
+        indices = coefficients.abs().topk(self._count(batch[0]), dim=1).indices
         values = coefficients.gather(1, indices).to(self._codec.dtype)
         sent = torch.zeros_like(coefficients).scatter_(1, indices, values.float())
-        momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
+        decoded = chunks.joined(chunks.decoded(sent)).reshape(len(batch), -1)
+        torch._foreach_sub_(momenta, list(decoded.unbind()))
         return _raw(indices.to(torch.int16)), _raw(values)
 
     # ---------------------------------------------------------------------------------------------- receiving
@@ -311,21 +242,25 @@ class Demo(GradientStrategy):
         payloads = [pending.wait() for pending in in_flight]
         if payloads:
             self._members = tuple(sorted(payloads[-1]))
-        counts = [self._chunks[number].number * self._count(number) for number in numbers]
+        counts = {number: self._chunks[number].number * self._count(number) for number in numbers}
         device = _device_of_signs(self._parameters[numbers[0]].device)
         coefficients = [
             (to_device(indices, device), to_device(values, device))
-            for indices, values in self._decoded(payloads, sum(counts))
+            for indices, values in self._decoded(payloads, sum(counts.values()))
         ]
         offset = 0
-        for number, count in zip(numbers, counts, strict=True):
-            parameter = self._parameters[number]
-            parts_of_parameter = [
-                (indices[offset : offset + count], values[offset : offset + count]) for indices, values in coefficients
-            ]
-            offset += count
-            update = self._update(number, parts_of_parameter) if count else torch.zeros(parameter.shape)
-            parameter.grad = update.reshape(parameter.shape).to(parameter.device).to(parameter.dtype)
+        for batch in self._batches(numbers):
+            end = offset + sum(counts[number] for number in batch)
+            self._set_gradients(batch, [(indices[offset:end], values[offset:end]) for indices, values in coefficients])
+            offset = end
+
+    def _set_gradients(self, batch: Sequence[int], coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Set the gradients of parameters of one shape to the signs of the members' mean."""
+        parameters = [self._parameters[number] for number in batch]
+        shape, like = (len(batch), *parameters[0].shape), parameters[0]
+        update = self._update(batch, coefficients) if like.numel() else torch.zeros(shape)
+        for parameter, gradient in zip(parameters, update.reshape(shape).to(like.device, like.dtype), strict=True):
+            parameter.grad = gradient
 
     def _decoded(self, payloads: Sequence[Mapping[int, bytes]], count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return indices and values of all members in rank order, with zeros for missing ones.
@@ -354,19 +289,17 @@ class Demo(GradientStrategy):
             coefficients.append((indices, values))
         return coefficients
 
-    def _update(self, number: int, coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Return the signs of the members' mean for a parameter, as a matrix of its chunks' rows and columns."""
-        chunks, count = self._chunks[number], self._count(number)
-        device = _device_of_signs(self._parameters[number].device)
-        chunk_signs, step = [], max(1, _TILE // chunks.size)
-        for first_chunk in range(0, chunks.number, step):
-            rows = min(step, chunks.number - first_chunk)
+    def _update(self, batch: Sequence[int], coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Return the signs of the members' mean for parameters of one shape: [parameters, rows, columns] as in
+        :class:`Chunks`."""
+        chunks, count = self._chunks[batch[0]], self._count(batch[0])
+        device = _device_of_signs(self._parameters[batch[0]].device)
+        chunk_signs, step, number = [], max(1, _TILE // chunks.size), len(batch) * chunks.number
+        for first_chunk in range(0, number, step):
+            rows = min(step, number - first_chunk)
             total = torch.zeros(rows, chunks.size, device=device)
             senders = torch.zeros_like(total)
-            for (
-                indices,
-                values,
-            ) in coefficients:  # a member's indices are distinct, so sums are in rank order
+            for indices, values in coefficients:  # a member's indices are distinct, so sums are in rank order
                 span = slice(first_chunk * count, (first_chunk + rows) * count)
                 row_indices = indices[span].view(rows, count).clamp(max=chunks.size - 1).to(device)
                 sent = values[span].view(rows, count).to(device)
@@ -374,7 +307,7 @@ class Demo(GradientStrategy):
                 senders.scatter_add_(1, row_indices, (sent != 0.0).float())  # zeros: a member without samples
             # Processors agree on quotients in fp64, but not on those in fp32.
             chunk_signs.append(signs(total.double() / senders.clamp(min=1.0), chunks.height, chunks.width))
-        return chunks.joined(torch.cat(chunk_signs))
+        return chunks.joined(torch.cat(chunk_signs) if len(chunk_signs) > 1 else chunk_signs[0])
 
     # ------------------------------------------------------------------------------------------------ between steps
 
