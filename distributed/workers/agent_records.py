@@ -20,7 +20,7 @@ from distributed.agent.requests import Start
 from profiles.installation import TYPED_PROGRAM, program_words
 from training.records.bounded_fields import Count, Text
 from training.records.plan import RunPlan
-from training.run.processes import WAITING, thread_limits
+from training.run.processes import PROCESS_DEFAULTS, thread_limits
 
 _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
@@ -121,7 +121,7 @@ def start_request(assignment: Assignment, timeouts: AgentTimeouts, root: str) ->
         name,
         argv=["{python}", "-m", assignment.module, *arguments],
         env={"PYTHONPATH": _PYTHONPATH, **assignment.environment},
-        defaults=WAITING,
+        defaults=PROCESS_DEFAULTS,
         files={path: encoded(content) for path, content in files.items()},
         links={path: join(root, folder) for path, folder in assignment.links.items()},
         lease=timeouts.lease,

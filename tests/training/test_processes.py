@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from training.run.processes import WAITING, SubprocessWorker, environment
+from training.run.processes import PROCESS_DEFAULTS, SubprocessWorker, environment
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in WAITING:
+    for name in PROCESS_DEFAULTS:
         monkeypatch.delenv(name, raising=False)
 
 
 def test_threads_that_wait_sleep() -> None:
-    assert environment(2).items() >= {**WAITING, "OMP_NUM_THREADS": "2"}.items()
+    assert environment(2).items() >= {**PROCESS_DEFAULTS, "OMP_NUM_THREADS": "2"}.items()
 
 
-def test_a_persons_own_setting_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert environment(0)["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert environment(0)["GOMP_SPINCOUNT"] == "0"
+@pytest.mark.parametrize("name", PROCESS_DEFAULTS)
+def test_a_persons_own_setting_wins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "mine")
+    assert environment(0).items() >= {**PROCESS_DEFAULTS, name: "mine"}.items()
 
 
 def test_what_a_process_said_can_be_read_after_somebody_waited_for_its_end(tmp_path: Path) -> None:

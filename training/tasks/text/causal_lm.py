@@ -44,6 +44,7 @@ from training.tasks.text.conversations import (
 )
 from training.tasks.text.packing import unpacked
 from training.tasks.text.texts import Blocks, hold_out_tail, read_texts, sample_tokens, tokenise
+from training.tasks.text.token_loss import token_loss
 
 _PROMPT, _NEW = 32, 48
 """Prompt tokens of a shown plain-text sample, and tokens that the model generates."""
@@ -209,9 +210,7 @@ class CausalLMTask(Task):
         # The labels are already shifted: a model that shifts them again would drop a token of every block.
         with unpacked():
             logits = model(input_ids=batch["input_ids"], use_cache=False).logits
-        return nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
-        )
+        return token_loss(logits.flatten(0, 1), batch["labels"].flatten())
 
     def sample_output(self, model: nn.Module, batch: Batch) -> SampleOutput:
         """Greedily continue a prompt, or the beginning of a plain text."""
