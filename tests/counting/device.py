@@ -14,6 +14,7 @@ To be used in a process of its own: the device stays, and ``torch.empty(pin_memo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,9 @@ class Tensor(torch.Tensor):
             cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=DEVICE
         )
         made.raw = raw.detach()
+        memory = raw.untyped_storage()
+        counts.hold(memory.data_ptr(), memory.nbytes())
+        weakref.finalize(made, counts.release, memory.data_ptr()).atexit = False
         return made
 
     def __repr__(self, **_: Any) -> str:

@@ -22,8 +22,11 @@ class Counts:
     """What was asked of the device since :meth:`begin`, by place: a file of Muster and its line."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the end of a tensor may come at any moment
         self._counting = False
+        self._users: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
+        self._in_use = 0
         self.begin(counting=False)
 
     def begin(self, counting: bool = True) -> None:
@@ -37,6 +40,8 @@ class Counts:
         """Bytes, pinned or not."""
         self.to_device: Counter[str] = Counter()
         self.races: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
+        """Most bytes of the device's memory in use when the line launched something."""
         self._counting = counting
 
     def end(self) -> None:
@@ -46,11 +51,29 @@ class Counts:
         if kind == "waits" and threading.current_thread().name.startswith("side queue"):
             kind = "waits_beside"
         if self._counting:
+            place = place or place_of_caller()
             with self._lock:
-                getattr(self, kind)[place or place_of_caller()] += amount
+                getattr(self, kind)[place] += amount
+                self.held[place] = max(self._in_use, self.held[place])
+
+    def hold(self, address: int, size: int) -> None:
+        """Note one more tensor in the memory of ``size`` bytes at an address."""
+        with self._lock:
+            self._users[address] += 1
+            if self._users[address] == 1:
+                self._sizes[address] = size
+                self._in_use += size
+
+    def release(self, address: int) -> None:
+        """Note the end of one of its tensors; the memory is free with the last one's."""
+        with self._lock:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address]
+                self._in_use -= self._sizes.pop(address)
 
     def report(self) -> dict[str, dict[str, int]]:
-        kinds = ("waits", "waits_beside", "launches", "pageable", "to_host", "to_device", "races")
+        kinds = ("waits", "waits_beside", "launches", "pageable", "to_host", "to_device", "races", "held")
         return {kind: dict(getattr(self, kind).most_common()) for kind in kinds}
 
 
