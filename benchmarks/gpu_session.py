@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/gpu_session.py --out FOLDER [--device cuda] [--budget 690] [--only TEXT ...] [--tiny]
 
 Cases come in the order of their value, and one is skipped where what is left of the budget (seconds) is short for it.
-Each result is appended to FOLDER/results.jsonl at once, so a session that is cut off loses the running case alone; what
-a case writes besides is in FOLDER/NAME.log. ``--tiny`` takes two steps of tiny models, also with ``--device cpu``: no
-mistake of the script should cost time on a GPU. The table of all results comes last. The cases: ``gpu_cases.py``.
+Each result is appended to FOLDER/results.jsonl at once, so a session that is cut off loses the running case alone, and
+the same command goes on with what FOLDER has no result of; what a case writes besides is in FOLDER/NAME.log. ``--tiny``
+takes two steps of tiny models, also with ``--device cpu``: no mistake of the script should cost time on a GPU. The
+table of all results comes last. The cases: ``gpu_cases.py``.
 """
 
 from __future__ import annotations
@@ -71,15 +72,19 @@ def run_session(
     extra: Sequence[str] = (),
     tell: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """Run cases until the budget is spent; return their records, which are in ``out`` too.
+    """Run cases until the budget is spent; return their records, which are in ``out`` too. A case that is done there is
+    not run again.
 
     Args:
         budget: seconds for all.
         extra: further arguments of each case of ``gpu_cases.py``.
     """
     out.mkdir(parents=True, exist_ok=True)
-    end, records = time.monotonic() + budget, []
+    end, records, done = time.monotonic() + budget, [], _done(out / "results.jsonl")
     for one in chosen:
+        if one.name in done:
+            records.append(done[one.name])
+            continue
         left = end - time.monotonic()
         if left < _LEAST * one.limit:
             record: dict[str, Any] = {"case": one.name, "status": "skipped", "left": round(left, 1)}
@@ -90,6 +95,13 @@ def run_session(
             stream.write(json.dumps(record) + "\n")
         tell(f"{record['status']:8} {one.name} ({record.get('seconds', 0):.0f} s)")
     return records
+
+
+def _done(results: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of the cases that an earlier session has finished, by name."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    found = [record for line in lines if (record := _result(line)) is not None]
+    return {record["case"]: record for record in found if record["status"] == "done"}
 
 
 def _run(one: SessionCase, out: Path, limit: float, extra: Sequence[str]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def test_results_are_kept_at_once_and_no_case_takes_the_others_with_it(tmp_path:
     assert [json.loads(line) for line in lines] == records
     assert "| good | done | ms 2 |" in table(records) and "a word" in (tmp_path / "good.log").read_text()
 
+    told: list[str] = []
+    mended = script("broken", 60, "print('{\"half\": 2}')")
+    again = run_session([chosen[0], mended], tmp_path, 120, tell=told.append)
+    assert [record["results"] for record in again] == [[{"ms": 2.0}], [{"half": 2}]] and len(told) == 1
+
 
 def test_the_most_valuable_come_first_and_fit_into_their_budget_in_part() -> None:
     names = [one.name for one in cases()]
