@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from profiles.errors import RunFailed
 from tests.training.memory_exchange import RoomExchange
 from training.hardware.device import Precision
-from training.strategies.allreduce import AllReduce
+from training.strategies.allreduce import AllReduce, AllReduceOptions
 
 
 def test_topk_cuts_no_flag_off() -> None:
@@ -166,3 +166,9 @@ def test_weights_that_differ_are_mended_and_the_difference_is_told() -> None:
         assert [report.drift for report in reports] == [0.0, 0.25]
         assert warnings == ["weights differed by up to 0.25 between the members and were set to member 0's"]
         assert weight == 0.0
+
+
+def test_buckets_are_as_large_as_the_engine_of_all_members_wants() -> None:
+    automatic, chosen = AllReduceOptions(), AllReduceOptions(bucket_mb=2.0)
+    assert [automatic.bucket_elements(engine) for engine in ("mesh", "nccl")] == [1_000_000, 6_250_000]
+    assert [chosen.bucket_elements(engine) for engine in ("mesh", "nccl")] == [500_000, 500_000]
