@@ -6,6 +6,7 @@ all members together; the trainer, the strategies and the mesh are those of a ru
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import tempfile
@@ -133,6 +134,7 @@ def trained(
     task: type[Text], workers: int, device: torch.device, training: Mapping[str, Any], strategy: dict[str, Any]
 ) -> torch.Tensor:
     """Return the weights that a run ends with."""
+    gc.collect()  # what the case before held
     Counted.first = threading.Barrier(workers, counts.begin, PATIENCE)
     Counted.last = threading.Barrier(workers, counts.end, PATIENCE)
     trainer.select_device = lambda *_: device  # type: ignore[assignment]
