@@ -17,8 +17,9 @@ Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
 AskedRule = Literal["auto", "off", "sqrt", "linear"]
 _ROUNDING = 1e-9
-FEWEST_SAMPLES, MOST_PASSES = 1200, 30
-"""Samples that a run is to see, and the passes over few of them that are enough."""
+FEWEST_SAMPLES, MOST_PASSES = 1200, 3
+"""Samples that a run is to see, and passes over few of them that are enough: with more, wrong transcripts are learned
+by heart (docs/how-to/whisper.md, "Few recordings")."""
 
 
 def learning_rate_at(
