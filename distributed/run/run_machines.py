@@ -17,7 +17,7 @@ from distributed.preparation.preflight import NotReady, Ready, check
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.exchange.links.dialling import interface_at
-from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent
+from training.records.events import WAITS_FOR_ENGINE, Event, MemberEvent, ProgressEvent, RunEvent, TimingEvent
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.outcome import newest_complete_step, newest_snapshots
 
@@ -233,6 +233,8 @@ class StartWatch:
         self._lock = threading.Lock()
         self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
+        self._dialling = set[int]()
+        """Ranks of those that know where the coordinator is."""
         self.begun = False
         """Whether all members have joined and the run has begun."""
 
@@ -245,6 +247,8 @@ class StartWatch:
                     self._status[rank] = status
                 case ProgressEvent(member=int(rank)):
                     self._work[rank] = event
+                case TimingEvent(member=int(rank), part=part) if part == WAITS_FOR_ENGINE:
+                    self._dialling.add(rank)
 
     def missing(self) -> list[str]:
         """Return a line for every member that the others wait for."""
@@ -260,4 +264,6 @@ class StartWatch:
             total = f" of {work.total}" if work.total else ""
             amount = "" if work.phase.startswith("waiting ") else f": {work.done}{total}"
             return f"waiting for {name}: it is preparing ({work.phase}{amount})"
+        if rank not in self._dialling:
+            return f"waiting for {name}: its worker is still starting"
         return f"waiting for {name}: its worker runs and has not reached the coordinator; does a firewall block it?"

@@ -23,7 +23,7 @@ from distributed.workers.rendezvous import RendezvousUpdates
 from profiles.files.resolve import profile_from_options
 from tests.distributed.test_preflight import SOUND
 from tests.waiting import until
-from training.records.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.records.events import MemberEvent, ProgressEvent, RunEvent, TimingEvent, WarningEvent
 from training.records.plan import DevicePlan
 from training.run.orders import Command
 
@@ -170,16 +170,18 @@ def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: py
 
 
 def test_every_missing_machine_and_its_reason() -> None:
-    watch = StartWatch(["a", "b", "c", "d"])
-    for rank in (0, 1, 2):
+    watch = StartWatch(["a", "b", "c", "d", "e"])
+    for rank in (0, 1, 2, 4):
         watch(MemberEvent(member=rank, status="started"))
     watch(ProgressEvent(member=1, phase="features", done=3, total=10))
     watch(ProgressEvent(member=2, phase="features", done=10, total=10))
+    watch(TimingEvent(member=2, part="worker: waits for the engine", seconds=0.1))
     watch(MemberEvent(member=0, status="joined"))
-    b, c, d = watch.missing()
+    b, c, d, e = watch.missing()
     assert b == "waiting for b: it is preparing (features: 3 of 10)"
     assert c.startswith("waiting for c: its worker runs and has not reached the coordinator")
     assert d == "waiting for d: its worker has not started yet"
+    assert e == "waiting for e: its worker is still starting"
 
 
 def test_nobody_is_missing_once_the_run_has_begun() -> None:

@@ -219,6 +219,8 @@ class MachineEvent(_Event):
 
 ENGINE = "engine"
 """The phase of a start on several machines after which the workers can meet."""
+WAITS_FOR_ENGINE = "worker: waits for the engine"
+"""The phase of a worker's start after which it dials the coordinator."""
 
 
 class TimingEvent(_Event):

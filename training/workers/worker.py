@@ -27,6 +27,7 @@ from training.loop.train_member import prepared, run_to_exit_code, train
 from training.records.bounded_fields import LONGEST_LINE
 from training.records.event_log import EventSink
 from training.records.events import (
+    WAITS_FOR_ENGINE,
     ElectionEvent,
     Emit,
     ErrorEvent,
@@ -322,7 +323,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
     def address() -> Rendezvous:
         phases.end("worker: data")
         rendezvous = read_rendezvous(sys.stdin.buffer, control.post)
-        phases.end("worker: waits for the engine")
+        phases.end(WAITS_FOR_ENGINE)
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return rendezvous
 
