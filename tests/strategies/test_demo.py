@@ -317,3 +317,14 @@ def test_weights_move_by_the_learning_rate_and_decay_apart_from_it(tmp_path: Pat
     moved = (after - (1 - event.learning_rate * decay) * before).abs() / event.learning_rate
     torch.testing.assert_close(moved, torch.ones_like(moved), rtol=1e-4, atol=1e-4)
     assert (event.grad_norm is None) == (clip == 0.0) and (event.grad_norm or 1.0) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("device", "batches"), [("cpu", [[0, 2, 4], [1, 3]]), ("meta", [[0], [2], [4], [1, 3]])], ids=str
+)
+def test_shapes_give_the_order_on_the_wire_whatever_devices_a_member_has(device: str, batches: list[list[int]]) -> None:
+    model = Model(((4, 3), (5,), (4, 3), (5,), (4, 3)))
+    model.all[2] = nn.Parameter(torch.ones((4, 3), device=device))
+    strategy = demo(SoloExchange(), model)
+    assert list(strategy._groups()) == [[0, 2, 4, 1, 3]]
+    assert list(strategy._batches([0, 2, 4, 1, 3])) == batches

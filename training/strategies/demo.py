@@ -25,6 +25,7 @@ All members must compute the same signs on any processor:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -130,8 +131,8 @@ class Demo(GradientStrategy):
         super().attach(model, exchange)
         self._momenta = [torch.zeros_like(p, dtype=torch.float32).reshape(-1) for p in self._parameters]
         self._chunks = [Chunks.of(parameter.shape, self._options.chunk) for parameter in self._parameters]
-        shapes = [(p.device.type, p.device.index or 0, p.dtype.itemsize, *p.shape) for p in self._parameters]
-        self._order = sorted(range(len(shapes)), key=lambda number: shapes.index(shapes[number]))
+        shapes = [parameter.shape for parameter in self._parameters]
+        self._order = sorted(range(len(shapes)), key=lambda number: shapes.index(shapes[number]))  # on all members
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         if scale is not None:
@@ -181,18 +182,17 @@ class Demo(GradientStrategy):
             yield group
 
     def _batches(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Yield those of a group of parameters that are transformed together: of one shape, and together at most
-        :data:`_TILE` elements."""
-        batch = list[int]()
-        for number in numbers:
-            first = self._parameters[batch[0] if batch else number]
-            elements = (len(batch) + 1) * first.numel()
-            if batch and (first.shape != self._parameters[number].shape or elements > _TILE):
-                yield batch
-                batch = []
-            batch.append(number)
-        if batch:
-            yield batch
+        """Yield those of a group of parameters that are transformed together: of one shape, on one device, and together
+        at most :data:`_TILE` elements."""
+
+        def kind(number: int) -> tuple[Any, ...]:
+            parameter = self._parameters[number]
+            return parameter.shape, parameter.device, parameter.dtype
+
+        for _, alike in itertools.groupby(numbers, kind):
+            batch = list(alike)
+            step = max(1, _TILE // max(1, self._parameters[batch[0]].numel()))
+            yield from (batch[start : start + step] for start in range(0, len(batch), step))
 
     def _encoded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Extract the coefficients of some parameters from the momentum; return indices and values as bytes, which the
