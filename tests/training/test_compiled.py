@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from toy_task import ToyTask, toy_plan
 from training.loop.trainer import Trainer
 from training.model import compiled
 from training.model.compiled import CompiledBlocks, blocks_of, should_compile
+from training.optimization.backward import Backward
 from training.records.events import Event, WarningEvent
 from training.run.orders import Control
 
@@ -191,7 +193,20 @@ def test_an_error_of_the_task_stays_its_own(tmp_path: Path) -> None:
         train(toy_plan(training={"compile": "on"}), tmp_path, Broken())
 
 
+@pytest.fixture
+def _passes_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are threads here: while one of them traces, torch replaces ``nn.Module.__call__`` for all."""
+    lock, run = threading.Lock(), Backward.run
+
+    def run_alone(self: Backward, *arguments: Any) -> Any:
+        with lock:
+            return run(self, *arguments)
+
+    monkeypatch.setattr(Backward, "run", run_alone)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_passes_in_turns")
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco", "demo"])
 def test_members_of_a_group_may_compile(tmp_path: Path, strategy: str) -> None:
     final = {}
