@@ -128,6 +128,8 @@ class MemberState:
     """Reported reason of its status."""
     has_ended: bool = False
     """Whether it is lost and its process has ended: it comes back only if somebody adds it."""
+    unreached: str = ""
+    """Address of the coordinator that it could not reach since it took part last."""
     since: float | None = None
     """When it took on its status, by the clock of the event's sender."""
     updated: float | None = None
@@ -335,6 +337,8 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
             return changed(member, snapshot_step=event.step, snapshot_live=event.live)
         case ErrorEvent():
             return _gone(member, "failed", event.message)
+        case WarningEvent() if event.unreached:
+            return changed(member, unreached=event.unreached)
         case WarningEvent():
             lost = member.status in TROUBLE
             return changed(member, message=event.ended_by, has_ended=True) if lost and event.ended_by else member
@@ -351,7 +355,7 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
     if event.status in (*TROUBLE, "left"):
         return _gone(named, event.status, event.message)
     if event.status in PRESENT_STATUSES and not member.active:
-        named = changed(named, began=None, window=())  # its pace was that before it was gone
+        named = changed(named, began=None, window=(), unreached="")  # its pace was that before it was gone
     return changed(named, status=event.status, message=event.message)
 
 

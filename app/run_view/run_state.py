@@ -252,7 +252,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_member(_without_snapshots(state), event)
         case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
             return _with_member(state, event)
-        case WarningEvent() if event.ended_by:
+        case WarningEvent() if event.ended_by or event.unreached:
             return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)

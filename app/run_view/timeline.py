@@ -130,6 +130,8 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             return entry("evaluation", result_text(event), step=event.step)
         case SnapshotEvent():
             return entry("snapshot", f"snapshot of step {event.step} written", step=event.step)
+        case WarningEvent() if event.unreached and member is not None and event.unreached == member.unreached:
+            return None  # it tries again and again
         case WarningEvent():
             return entry("warning", event.message, step=-1 if event.step is None else event.step)
         case ElectionEvent():

@@ -85,6 +85,17 @@ def test_a_member_that_joins_again_is_told_as_back() -> None:
     assert (lost.message, lost.times_lost) == ("no power", 2)
 
 
+def test_that_a_machine_dials_in_vain_is_told_once_an_absence() -> None:
+    """What it said while its cable was out arrives when it is back."""
+    lost = MemberEvent(member=1, time=1.0, status="lost", name="b", message="silent for 5 s")
+    back = MemberEvent(member=1, time=40.0, status="joined", name="b")
+    vain = [
+        WarningEvent(member=1, time=time, message="b: cannot reach it", unreached="10.0.0.1:9") for time in (8, 18, 28)
+    ]
+    shown = chronological(reduce_events([lost, back, *vain]).timeline)
+    assert [entry.kind for entry in shown] == ["lost", "warning", "back"]
+
+
 def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:
     done = RequestEvent(time=2.0, request="1-a", action="snapshot", outcome="done")
     accepted = RequestEvent(time=1.0, request="1-a", action="snapshot", outcome="accepted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import ssl
 import threading
 import time
@@ -143,7 +144,8 @@ class CoordinatorClient:
                 if not self._connected:  # else another process has its port while it restarts
                     return f"the coordinator at {address} is of another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
-                problem = getattr(error, "strerror", None) or "it does not answer"
+                number = error.errno if isinstance(error, OSError) else None  # what asyncio says of it is for programs
+                problem = os.strerror(number) if number and number > 0 else "it does not answer"
             else:
                 try:
                     problem, final = await self._exchange_messages(reader, writer)
