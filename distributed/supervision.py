@@ -6,7 +6,6 @@ folder, carries out the requests left in ``requests/``, and outlives the termina
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
@@ -30,9 +29,11 @@ from distributed.run.cut_off import CutOff
 from distributed.run.lasting_run import LastingRun
 from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request
+from distributed.run.returning_run import ReturningRun
 from distributed.run.run_machines import (
     MachineRoute,
     StartWatch,
+    can_reach,
     check_newcomer,
     ensure_reachable,
     links_of,
@@ -42,9 +43,9 @@ from distributed.run.run_machines import (
 from distributed.workers.agent_records import AgentTimeouts, Assignment, assigned, assigned_coordinator
 from distributed.workers.remote_coordinator import RemoteCoordinator
 from distributed.workers.remote_worker import RemoteWorker
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput
 from training.records.events import ENGINE, Event, ProgressEvent, SyncEvent, WarningEvent
-from training.records.plan import LAUNCHED_FILES, DevicePlan, RunPlan
+from training.records.plan import LAUNCHED_FILES, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome
 from training.run.processes import PhaseTimer
@@ -129,9 +130,7 @@ class Supervisor:
                 self._prepared = {name: pool.submit(self._prepare, self._links[name]) for name in self._present}
                 self._inputs.result()
                 phases.end("supervisor: hashes")
-            is_one = self._plan.is_staged and self._plan.world_size == 1
-            kind = partial(LastingRun, go_on=self._go_on_without, is_back=self._is_back) if is_one else RunController
-            self._run = run = kind(
+            self._run = run = self._kind_of_run()(
                 self._plan,
                 self._folder,
                 self._watch,
@@ -162,6 +161,12 @@ class Supervisor:
             self._block_inputs.close()
             for link in self._links.values():
                 link.close()
+
+    def _kind_of_run(self) -> Callable[..., RunController]:
+        if self._plan.is_staged and self._plan.world_size > 1:
+            return partial(ReturningRun, take_back=self._take_back, is_back=self._is_back)
+        lasting = partial(LastingRun, go_on=self._go_on_without, is_back=self._is_back)
+        return lasting if self._plan.is_staged else RunController
 
     def _prepare(self, link: MachineLink) -> None:
         """Send agent, code and data to one machine; its workers then start independently of the other machines."""
@@ -201,11 +206,12 @@ class Supervisor:
         if entry is not None and entry.name not in self._links:
             return self._add_machine(entry)
         ranks = self.ranks(request.machine if entry is None else entry.name)
-        link = self._links[self._current_plan.all_members[ranks[0]].machine]
-        if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
-            self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
-        self._send_files(link)
-        self._prepared.setdefault(link.name, _done())
+        for name in dict.fromkeys(name for rank in ranks for name in self._current_plan.all_members[rank].machines):
+            link = self._links[name]
+            if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
+                self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
+            self._send_files(link)
+            self._prepared.setdefault(link.name, _done())
         return ranks
 
     def _send_files(self, link: MachineLink) -> None:
@@ -227,6 +233,7 @@ class Supervisor:
     def _add_machine(self, entry: Machine) -> tuple[int, ...]:
         """Add a machine that is not in the plan; return the ranks of its members."""
         assert self._run is not None
+        self._run.members.check_extendable()
         plan, required_bytes = self._run.members.plan, self._inputs.result().bytes
         participants = dict.fromkeys(plan.all_members[rank].machine for rank in self._run.members.active_ranks)
         compared = [self._links[name] for name in participants]
@@ -349,12 +356,11 @@ class Supervisor:
 
     def _is_back(self, names: Sequence[str]) -> bool:
         """Whether one of these machines can be reached."""
-        for machine in (self._links[name].machine for name in names):
-            hosts = Hosts(machines=(machine,), ssh_config=self._ssh_config)
-            with contextlib.suppress(MusterError), contextlib.closing(self._dial(machine, hosts, None)) as link:
-                link.connection()
-                return True
-        return False
+        return any(can_reach(self._links[name].machine, self._ssh_config, self._dial) for name in names)
+
+    def _take_back(self, member: MemberPlan) -> None:
+        assert self._requests is not None
+        self._requests.take_back(member)
 
     def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
         link = self._coordinator_link

@@ -6,6 +6,7 @@
     ├── BadInput          (2)   wrong use or unusable input, nothing was started
     ├── MachinesNotReady  (3)   a machine cannot take part
     ├── RunFailed         (1)   the run had begun and broke
+    │   └── OthersLost          the others, or the way to them, and nothing here
     └── StoppedByUser   (130)   a person asked for the stop
 """
 
@@ -88,6 +89,10 @@ class RunFailed(MusterError):
     """A run had begun and broke."""
 
     exit_code = ExitCode.RUN_FAILED
+
+
+class OthersLost(RunFailed):
+    """A member cannot go on as it has lost the others, or they it: it may join them again."""
 
 
 class StoppedByUser(MusterError):

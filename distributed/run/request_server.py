@@ -12,7 +12,7 @@ from typing import Protocol
 from distributed.run.requests import Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
-from training.records.plan import RunPlan
+from training.records.plan import MemberPlan, RunPlan
 from training.run.run_controller import RunController
 
 _POLL = 0.05
@@ -149,11 +149,22 @@ class RequestServer:
         except Exception as error:  # noqa: BLE001 - the end of this thread: the requester waits for an answer
             self._end(request, "refused", _reason(error))
 
+    def take_back(self, member: MemberPlan) -> None:
+        """Let a member that was lost join again, as a request to add it does.
+
+        Raises:
+            MusterError: it cannot, or need not.
+        """
+        with self._adding:
+            self._run.members.check_can_join(member.rank)
+            self._clear_ranks(self._machines.prepare(Request(action="add", machine=member.name)))
+            self._run.admit(member.rank)
+
     def _clear_ranks(self, ranks: tuple[int, ...]) -> None:
         """End what is left of a lost member, and wait until the other members know a new one."""
         members, end = self._run.members, time.monotonic() + _SETTLE_TIMEOUT
         for rank in ranks:
-            self._run.give_up(rank)
+            members.give_up(rank)
             while (members.is_ending(rank) or members.unaware(rank)) and time.monotonic() < end:
                 time.sleep(_POLL)
             if members.unaware(rank):
@@ -179,7 +190,7 @@ class RequestServer:
         message = "left after a synchronisation" if event.status == "left" else event.message
         self._tell(*self._book.complete_for("drop", rank, message))
         # Otherwise the coordinator lost the old connection of a member that rejoins over a new one.
-        if rank in self._run.members.lost:
+        if rank in self._run.members.lost_members:
             self._tell(*self._book.refuse("add", rank, event.message or f"it is {event.status}"))
 
     def _end_all(self, event: RunEvent) -> None:

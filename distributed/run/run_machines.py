@@ -15,7 +15,7 @@ from distributed.machine.link import Dial, MachineLink, address_towards, link_to
 from distributed.preparation.members import devices_of, member_of
 from distributed.preparation.preflight import NotReady, Ready, check
 from distributed.ssh.forward import LOOPBACK
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from training.exchange.links.dialling import interface_at
 from training.records.events import WAITS_FOR_ENGINE, Event, MemberEvent, ProgressEvent, RunEvent, TimingEvent
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
@@ -199,6 +199,15 @@ def ensure_reachable(
         _record_address(run_dir, link.name, address)
         return address
     return ""
+
+
+def can_reach(machine: Machine, ssh_config: str, dial: Dial = link_to) -> bool:
+    """Return whether a machine can be reached where it was last."""
+    hosts = Hosts(machines=(machine,), ssh_config=ssh_config)
+    with contextlib.suppress(MusterError), contextlib.closing(dial(machine, hosts, None)) as link:
+        link.connection()
+        return True
+    return False
 
 
 def _record_address(run_dir: Path, name: str, address: str) -> None:

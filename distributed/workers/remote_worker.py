@@ -101,9 +101,9 @@ class RemoteWorker:
             return
         if self.adopted is not None and "term" in message:  # the members have elected another coordinator
             return
-        elected = {name: message.pop(name) for name in ("term", "carrier") if name in message}
+        numbers = {name: message.pop(name) for name in ("term", "carrier", "meeting") if name in message}
         try:
-            rendezvous = self._rendezvous.begin(message) | elected
+            rendezvous = self._rendezvous.begin(message) | numbers
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)

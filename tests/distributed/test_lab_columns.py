@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.muster_runs import ours
+from tests.distributed.muster_runs import PATIENCE, ours
 from tests.distributed.test_lab_pipeline import Pipeline
 from tests.lab.fixtures import MakeLightLab
+from tests.lab.processes import signal_all
 from tests.waiting import until
-from training.records.events import StepEvent
+from training.records.events import ErrorEvent, MemberEvent, StepEvent
 from training.records.plan import read_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,3 +50,34 @@ def test_two_members_train_as_two_whole_ones_through_a_stop(tmp_path: Path, make
     muster.assert_same_as(folder.name[:20], run_id)
     until(lambda: [ours(host) for host in lab] == [[], [], []])
     muster.leave_nothing()
+
+
+def test_a_member_that_lost_a_device_comes_back_by_itself(tmp_path: Path, make_light_lab: MakeLightLab) -> None:
+    lab = make_light_lab("a", "b", "c")
+    hosts = json.loads(lab.hosts_file.read_text())
+    hosts["machines"][0]["devices"] = ["cpu", "cpu"]
+    lab.hosts_file.write_text(json.dumps(hosts))
+    muster = Pipeline(tmp_path, lab, 5000, stages=2)
+    muster.let_pass(4)
+    options = ("--max-steps", "5000", *OPTIONS[2:], "--eval-interval", "0", "--layout", "pipeline", "--stages", "2")
+    run_id = muster.detach(*options)
+    try:
+        muster.until_step(run_id, 4, members=2)
+        signal_all(lab["b"].pids("training.workers.worker"), signal.SIGKILL)
+        until(lambda: "joins a running group" in news_of(muster, run_id), PATIENCE)
+        muster.let_pass(5000)
+        came_back = len(muster.losses(run_id, 1))
+        until(lambda: len(muster.losses(run_id, 1)) > came_back, PATIENCE)
+        stopped = muster.run("stop", run_id)
+        assert "0 steps lost" in stopped.stdout, stopped.stderr
+        events = muster.events(run_id)
+        statuses = [event.status for event in events if isinstance(event, MemberEvent) and event.member == 1]
+        assert [statuses.count(status) for status in ("lost", "joined")] == [1, 2]
+        assert not [event for event in events if isinstance(event, ErrorEvent)]
+        until(lambda: [ours(host) for host in lab] == [[], [], []])
+    finally:
+        muster.leave_nothing()
+
+
+def news_of(muster: Pipeline, run_id: str) -> list[str]:
+    return [event.message for event in muster.events(run_id) if isinstance(event, MemberEvent) and event.member == 1]

@@ -22,7 +22,7 @@ class Told:
 
     class members:
         taking_part = (0, 1)
-        lost: tuple[int, ...] = ()
+        lost_members: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.done: list[Any] = []

@@ -17,7 +17,7 @@ from training.exchange.coordinator_protocol import (
     ProtocolError,
     Report,
 )
-from training.exchange.group.coordinator_state import CoordinatorConfig, Member
+from training.exchange.group.coordinator_state import CoordinatorConfig, Member, StateOrders
 from training.exchange.group.group_membership import GroupMembership
 from training.exchange.links.dialling import Route
 from training.records.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
@@ -455,6 +455,19 @@ def test_a_member_that_breaks_every_mesh_without_a_word_loses_its_place() -> Non
     assert world.fakes[2].ended
     operation(world, 0, 1)
     assert [world.fakes[rank].report.full for rank in (0, 1)] == [2, 2]
+
+
+@pytest.mark.parametrize("first_only", [False, True])
+def test_newcomers_of_a_column_get_the_state_from_its_first_member(first_only: bool) -> None:
+    def member(rank: int) -> Member:
+        hello = Hello(version=PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=3, name="", incarnation="", port=1)
+        return Member(hello, lambda status: None, lambda: None, report=Report(ready=True))
+
+    orders, (first, second, newcomer) = StateOrders(first_only), (member(rank) for rank in range(3))
+    assert orders.update([newcomer], [second])  # the first one is late
+    assert orders.update([newcomer], [first, second]) is first_only
+    assert not orders.update([newcomer], [first, second])
+    assert orders.current is not None and orders.current.donor == (0 if first_only else 1)
 
 
 def test_a_newcomer_that_never_takes_the_anchor_holds_nobody_for_ever() -> None:

@@ -84,8 +84,10 @@ class Stage:
         if machines:  # of the devices of the only member
             plan = on_machines(plan, *machines)
         self.workers = [Script() for _ in range(workers)]
-        self.coordinator = Script()
-        self.coordinator.tell_port(1)
+        of_columns = [Script() for _ in plan.members[0].devices]
+        self.coordinator, coordinators = of_columns[0], iter(of_columns)
+        for coordinator in of_columns:
+            coordinator.tell_port(1)
         self.events: list[Event] = []
         self.progress = ProgressMonitor()
         self.folder = RunFolder.create(folder, plan, ["test"])
@@ -94,7 +96,7 @@ class Stage:
             self.folder,
             self.events.append,
             self._worker,
-            start_coordinator=lambda config, log: self.coordinator,
+            start_coordinator=lambda config, log: next(coordinators, self.coordinator),
             progress=self.progress,
         )
         self.run.start()

@@ -80,7 +80,7 @@ def test_a_loss_is_told_once_until_the_member_is_back() -> None:
     assert not membership.note_gone(1)
     assert membership.note_gone(2) and not news(membership, -1, 2, "lost")
     membership.workers[1].exit_code = ExitCode.RUN_FAILED
-    membership.add_worker(1, Silent())
+    membership.add_workers(1, {1: Silent()})
     assert news(membership, -1, 1, "lost")  # of its old connection
     assert membership.note_gone(1)  # a guest's own end
     assert news(membership, 1, 1, "joined") and news(membership, -1, 1, "lost")
@@ -89,7 +89,7 @@ def test_a_loss_is_told_once_until_the_member_is_back() -> None:
 def test_a_joining_is_told_once_until_the_member_is_gone() -> None:
     membership = of(3)
     membership.workers[1].exit_code = ExitCode.RUN_FAILED
-    membership.add_worker(1, Silent())
+    membership.add_workers(1, {1: Silent()})
     assert [news(membership, source, 1, "joined") for source in (-1, 1, -1)] == [True, False, False]
     assert 1 in membership.active_ranks
     again = ((-1, "lost"), (-1, "joined"), (1, "joined"), (-1, "lost"))
@@ -116,7 +116,7 @@ def test_who_trains_must_know_of_one_that_is_to_come() -> None:
     membership.aware_members["new"] |= {0, 1}
     membership.mark_leaving([2])
     assert membership.unaware(3) == []
-    membership.add_worker(3, Silent())
+    membership.add_workers(3, {3: Silent()})
     assert membership.name(3) == "new" and membership.joining == {3}
 
 
@@ -180,7 +180,7 @@ def test_whatever_comes_and_goes_somebody_stays_and_the_sets_agree(steps: list[t
             watched.exit_code = ExitCode.STOPPED if what == "end" else ExitCode.RUN_FAILED
             membership.lost += [rank] if what == "break" and rank not in membership.lost else []
         elif what == "seat" and watched.exit_code is not None and membership.active_ranks:
-            membership.add_worker(rank, Silent())
+            membership.add_workers(rank, {rank: Silent()})
             assert rank in membership.joining and rank not in membership.lost
         elif what in ("joined", "lost", "left") and watched.exit_code is None:
             source = rank if what == "joined" else -1

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiles.schema import Profile
 from training.data.batches import StepBatches
-from training.exchange.base import Exchange, Traffic
+from training.exchange.base import Exchange, ExchangeError, JoiningState, Traffic
 from training.hardware.device import Precision
 from training.layouts.carrier import Carrier
 from training.optimization.backward import MakeBatches
@@ -190,6 +190,31 @@ class Layout(ABC):
             self._agreed_members = members
             self.align_ties(strategy)
         return members
+
+    def fetch_state(self, exchange: Exchange) -> JoiningState | None:
+        """Return the state with which this member joins others that train; ``None``: they begin together. Each device
+        gets that of its part from another member's.
+
+        Raises:
+            ExchangeError: a device is lost, or they did not get the state of one step.
+        """
+        if len({*self.gather(b"joins" if exchange.is_newcomer else b"begins")}) > 1:
+            raise ExchangeError("the other members train already with some of its devices, and not with all")
+        if not exchange.is_newcomer:
+            return None
+        joining = exchange.fetch_state()
+        if len({*self.gather(str(joining.state["step"]).encode())}) > 1:
+            raise ExchangeError("its devices got the state of the others after different steps")
+        return joining
+
+    def agree(self, exchange: Exchange, is_dropped: bool) -> tuple[bool, bool]:
+        """Return whether this member has to publish its state for newcomers, and whether it may leave if it is to, at a
+        synchronisation: both only where all its devices can."""
+        publishes = exchange.must_publish_state
+        if not self.is_part or exchange.engine == "solo":
+            return publishes, True
+        views = [json.loads(payload) for payload in self.gather(json.dumps([publishes, is_dropped]).encode())]
+        return all(publishes for publishes, _ in views), all(is_dropped for _, is_dropped in views)
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any device."""

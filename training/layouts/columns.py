@@ -88,7 +88,10 @@ class ColumnExchange(Exchange):
         self._mesh.publish_state(joining)
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
-        return self._mesh.fetch_state(timeout)
+        joining = self._mesh.fetch_state(timeout)
+        self.operations = self._mesh.operations
+        self._agreed = self._of(process for process in self._mesh.members if process in self._members)
+        return joining
 
     def give_up(self, why: str) -> None:
         self._mesh.give_up(why)

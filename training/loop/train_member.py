@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
+from profiles.errors import BadInput, ExitCode, MusterError, OthersLost
 from training.records.events import Emit, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.layouts.base import Layout
     from training.tasks.base import Task
 
-_RESUME = "resume the run from its newest snapshot"
+RESUME = "resume the run from its newest snapshot"
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def train(
             return ending
         except ExchangeDropped as error:
             if plan.is_staged:
-                raise RunFailed(str(error), _RESUME, machine=name) from error
+                raise OthersLost(str(error), RESUME, machine=name) from error
             emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
         except ExchangeError as error:
             alone = not exchange.shares_process  # else it is the failure of another member, whose turn it may be
@@ -104,7 +104,7 @@ def train(
             if keeps and member.keep_last_step() and (reason := control.stop_reason):
                 emit(MemberEvent(status="left", name=name, message=reason))
                 return ExitCode.STOPPED
-            raise RunFailed(str(error), _RESUME, machine=name) from error
+            raise OthersLost(str(error), RESUME, machine=name) from error
         finally:
             exchange.close()
 

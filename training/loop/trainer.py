@@ -76,6 +76,7 @@ class Trainer:
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
+        self._may_leave = not self.layout.is_part
 
     # ------------------------------------------------------------------------------------------------- life of a run
 
@@ -106,8 +107,7 @@ class Trainer:
         self.compression = CompressionRatio(self.parameters, self.exchange)
         self.exchange.expect_model(self.layout.largest(longest_vector(self.model)))
         kind, strategy = strategy_of(self.plan, self.layout)
-        settings = self.settings
-        plain, part = kind.replaces_optimizer, self.layout.is_part  # the strategy is the optimizer as well
+        settings, plain, part = self.settings, kind.replaces_optimizer, self.layout.is_part  # plain: it has one itself
         self.optimizer = plain_steps(model, settings, kind.name) if plain else build_optimizer(model, settings, part)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
@@ -145,9 +145,9 @@ class Trainer:
         self.data = describe(self.task, self.layout.weights(False), self.samples, self.settings.seed, *of_run, gather)
         check_devices(self.data, gather, self.layout.names, self._warn)
         self.shared_data = self.data.without_samples() if self.local else self.data
-        arrived = self.local.arrived if self.local else None
-        if arrived is not None or self.exchange.is_newcomer:
-            return self._join(arrived or self.exchange.fetch_state())
+        arrived = self.local.arrived if self.local else self.layout.fetch_state(self.exchange)
+        if arrived is not None:
+            return self._join(arrived)
         check_same(self.shared_data, self.exchange, self._name_of, self._warn)
         agreed = None
         if self.plan.resume:
@@ -184,8 +184,7 @@ class Trainer:
                 self.writer.wait()
                 return ExitCode.DONE
             self.writer.check()
-            report = self._step()
-            if report is not None:
+            if (report := self._step()) is not None:
                 self.emit(self.compression.complete_report(report, self.position.step))
             at_sync = self.strategy.meets(report)
             if at_sync:
@@ -290,14 +289,14 @@ class Trainer:
         self.plan = self.control.with_announced(self.plan)
         members = self.layout.members(self.strategy, self.exchange, self.position.step)
         live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
-        if live:  # losses are reported by the supervisor, and joins by the members that join
-            self.position.batch_sizes = live
+        self.position.batch_sizes = live or self.position.batch_sizes  # who joins tells it, and the run of losses
         if live and self.local:
             for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
                 if self.rank == min(live):
                     self._warn(line)
         self._evaluate_if_due()
-        if self.exchange.must_publish_state:  # true only on the member that publishes it
+        publishes, self._may_leave = self.layout.agree(self.exchange, self.control.is_dropped)
+        if publishes:  # true only on the member that publishes it
             with self.strategy.for_newcomer():
                 self.exchange.publish_state(self._joining())
 
@@ -332,6 +331,7 @@ class Trainer:
 
     def _carry_out_orders(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
         """Carry out the commands that are due; the finish after the last step counts as one more step."""
+        at_sync &= self._may_leave
         while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
             match command.command:
                 case "pause":

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
-from profiles.errors import MusterError
+from profiles.errors import MusterError, OthersLost
 from training.records.bounded_fields import (
     MOST_RANKS,
     Count,
@@ -278,12 +278,15 @@ class ErrorEvent(_Event):
     """Of a launched script."""
     step: Step | None = None
     exit_code: int = Field(1, ge=0, le=255)
+    lost_others: bool = False
+    """The member has only lost the others, or a device of its own, which may join again."""
 
     @classmethod
     def of(cls, error: MusterError, member: int | None = None) -> ErrorEvent:
         """Return the event that reports an error."""
         code = int(error.exit_code)
-        return cls(member=member, message=error.message, hint=error.hint, machine=error.machine, exit_code=code)
+        text = {"message": error.message, "hint": error.hint, "machine": error.machine}
+        return cls(member=member, **text, exit_code=code, lost_others=isinstance(error, OthersLost))
 
 
 class RequestEvent(_Event):

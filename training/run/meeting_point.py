@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -56,6 +58,7 @@ def coordinator_config(plan: RunPlan, column: Collection[int]) -> dict[str, Any]
         "round_deadline": plan.profile.strategy.round_deadline,
         "quorum": plan.profile.strategy.quorum,
         "elects": plan.elects,
+        "is_column": plan.is_staged,
     }
 
 
@@ -118,6 +121,8 @@ class MeetingPoint:
         self._start_process = start_coordinator
         self._coordinators: list[_RunningCoordinator] = []
         self._store: StoreServer | None = None
+        self._meetings = Counter[int]()
+        """How often each worker has been let in again."""
         self._stopped = False
         self.elected: Elected | None = None
         """The coordinator that the members have elected instead."""
@@ -148,13 +153,15 @@ class MeetingPoint:
 
     def addresses(self, rank: int) -> dict[str, Any]:
         """Return the addresses of what a worker needs: its coordinator, the relay, the store; of a coordinator that
-        the members have elected also its term and the rank on whose machine it is."""
+        the members have elected also its term and the rank on whose machine it is; where members have several devices,
+        the number of their meeting."""
         plan, elected = self._plan, self.elected
         if elected is not None:
             return {"address": f"0.0.0.0:{elected.port}", "term": elected.term, "carrier": elected.rank}
         number = plan.process(rank).device_number if plan.has_coordinator and plan.is_staged else 0
         coordinator = self._coordinators[number] if self._coordinators else None
-        return {
+        meeting = {"meeting": self._meetings[rank]} if plan.is_staged else {}
+        return meeting | {
             "address": coordinator.address if coordinator and plan.has_coordinator else "",
             "relay": self._coordinators[0].relay if self._coordinators else "",
             "store": f"127.0.0.1:{self._store.port}" if self._store else "",
@@ -231,9 +238,10 @@ class MeetingPoint:
         for coordinator in self._coordinators:
             coordinator.ban(rank)
 
-    def admit(self, rank: int) -> None:
-        """Let a worker in again."""
-        for coordinator in self._coordinators:
+    def admit(self, ranks: Collection[int]) -> None:
+        """Let all workers of a member in again; its devices meet anew."""
+        self._meetings.update([*ranks])
+        for coordinator, rank in itertools.product(self._coordinators, ranks):
             coordinator.admit(rank)
 
     def stop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class WorkerHandle:
     step: int = 0
     exit_code: int | None = None
     error: ErrorEvent | None = None
+    failure: str = ""  # why the others went on without it, unless it had only lost others
 
     def kill(self) -> None:
         """Kill it, unless it is known to have ended."""
@@ -163,7 +164,7 @@ class Membership:
         Raises:
             BadInput: the run cannot take another member.
         """
-        self.check_changeable()
+        self.check_extendable()
         with self._gate:
             if member.rank != len(self.plan.all_members):
                 raise BadInput("two machines tried to join at once", "try again")
@@ -230,6 +231,18 @@ class Membership:
         self.lost.append(rank)
         return is_first
 
+    def end_member_of(self, rank: int, seconds: float) -> None:
+        """Count on the other devices of a lost worker's member no more; they have some seconds to end by themselves."""
+        for other in {*self.plan.processes_of(self._member_of(rank))} - {rank}:
+            self.detached.add(other)
+            self.end_within(other, seconds)
+
+    def end_within(self, rank: int, seconds: float) -> None:
+        """Kill a worker in some seconds; it may end by itself before."""
+        end = threading.Timer(seconds, self.workers[rank].kill)
+        end.daemon = True
+        end.start()
+
     def forget_left(self, rank: int) -> None:
         """Forget that a worker, or another device of its member, has left the group."""
         self.left = {other for other in self.left if self._member_of(other) != self._member_of(rank)}
@@ -290,12 +303,31 @@ class Membership:
         """Record that a member is gone; return whether that is not in the run's events yet."""
         before = any(self._member_of(other) == self._member_of(rank) for other in self._reported_gone | self.left)
         news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
+        if self._is_staged:  # its other devices go with it
+            self.joining -= {*self.plan.processes_of(self._member_of(rank))}
         self._reported_gone.add(rank)
         self._forget_joining(rank)
         return news
 
+    def dismiss(self, members: Collection[int]) -> None:
+        """Ask members to leave at their next synchronisation point. Joining ones are killed.
+
+        Raises:
+            BadInput: they do not take part, or no member would be left.
+        """
+        ranks = [rank for member in members for rank in self.plan.processes_of(member)]
+        if set(ranks) <= self.joining:
+            for rank in ranks:
+                self.workers[rank].failure = "it was dropped"
+                self.workers[rank].kill()
+            return
+        self.mark_leaving(ranks)
+        for rank in ranks:
+            order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
+            self.workers[rank].process.send(order)
+
     def mark_leaving(self, ranks: Collection[int]) -> None:
-        """Record that members were asked to leave.
+        """Record that workers were asked to leave.
 
         Raises:
             BadInput: they do not take part, or no member would be left.
@@ -309,29 +341,39 @@ class Membership:
         self.detached.update(ranks)
         self.leaving.update(ranks)
 
-    def is_ending(self, rank: int) -> bool:
-        """Whether a worker that does not count any more still runs."""
-        is_running = rank in self.workers and self.workers[rank].exit_code is None
-        return is_running and rank in self.detached - self.joining
+    def is_ending(self, member: int) -> bool:
+        """Whether a worker of a member that does not count any more still runs."""
+        return bool(self._ending(member))
 
-    def add_worker(self, rank: int, worker: Worker) -> None:
-        """Enter the worker of a member that comes back.
+    def _ending(self, member: int) -> list[int]:
+        gone = self.detached - self.joining
+        return [rank for rank in self.plan.processes_of(member) if rank in gone and self._runs(rank)]
+
+    def _runs(self, rank: int) -> bool:
+        return rank in self.workers and self.workers[rank].exit_code is None
+
+    def give_up(self, member: int) -> None:
+        """Kill the workers of a member that its coordinator has lost but that still run; it may join again then."""
+        for rank in {*self._ending(member)} - self.leaving:
+            self.workers[rank].kill()
+
+    def add_workers(self, member: int, workers: Mapping[int, Worker]) -> None:
+        """Enter the workers of a member that comes back, by rank.
 
         Raises:
-            BadInput: see :meth:`check_can_join`; the worker is not entered.
+            BadInput: see :meth:`check_can_join`; they are not entered.
         """
+        ranks = workers.keys()
         with self._gate:
-            self.check_can_join(rank)
-            self.lost = [member for member in self.lost if member != rank]
-            self.left.discard(rank)
-            self.leaving.discard(rank)
-            self._reported_gone.discard(rank)
-            self._forget_joining(rank)
-            self.detached.add(rank)
-            self.joining.add(rank)
-            self.workers = {**self.workers, rank: WorkerHandle(worker)}
+            self.check_can_join(member)
+            self.lost = [rank for rank in self.lost if rank not in ranks]
+            for status in (self.left, self.leaving, self._reported_gone, self._reported_joined, self._confirmed):
+                status.difference_update(ranks)
+            self.detached.update(ranks)
+            self.joining.update(ranks)
+            self.workers = {**self.workers, **{rank: WorkerHandle(worker) for rank, worker in workers.items()}}
 
-    def check_can_join(self, rank: int) -> None:
+    def check_can_join(self, member: int) -> None:
         """Check that a member may come back.
 
         Raises:
@@ -340,14 +382,19 @@ class Membership:
         self.check_changeable()
         if self._over or not self.active_ranks:
             raise BadInput("no machine is training that could let it join")
-        if rank in self.workers and self.workers[rank].exit_code is None:
-            going = self.is_ending(rank)
-            raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
+        if any(map(self._runs, self.plan.processes_of(member))):
+            going = "has not ended yet" if self.is_ending(member) else "already takes part"
+            raise BadInput(f"{self.plan.all_members[member].name} {going}")
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if the members of this run cannot change."""
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)
-        if self._is_staged or not self.plan.has_coordinator:
-            kind = "divided model" if self.plan.is_staged else "launched script"
-            raise BadInput(f"the machines of a {kind} cannot change", _ANOTHER)
+        if not self.plan.has_coordinator:
+            raise BadInput("the machines of a launched script cannot change", _ANOTHER)
+
+    def check_extendable(self) -> None:
+        """Raise ``BadInput`` if this run takes no machine that it did not start with."""
+        self.check_changeable()
+        if self._is_staged:
+            raise BadInput("members of several devices take back those that were planned, and no others", _ANOTHER)

@@ -97,6 +97,11 @@ class MemberOrders:
         return self._next_step is not None and min(stops, default=math.inf) <= self._next_step
 
     @property
+    def is_dropped(self) -> bool:
+        """Whether the member is to leave where all members hold the same weights."""
+        return any(c.command == "stop" and c.at_sync for c in self._waiting)
+
+    @property
     def stop_reason(self) -> str:
         """Why the member is to stop with a snapshot; empty: it is not to stop."""
         return next((c.reason for c in self._waiting if c.command == "stop" and c.snapshot and not c.at_sync), "")
@@ -272,6 +277,12 @@ class Control:
         """Whether this member stops before its next step, so that work until then is wasted."""
         with self._changed:
             return self._orders.stop_is_near
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether this member is to leave where all members hold the same weights."""
+        with self._changed:
+            return self._orders.is_dropped
 
     @property
     def stop_reason(self) -> str:

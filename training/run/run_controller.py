@@ -6,11 +6,10 @@ Nothing here imports torch: the process that watches a run stays small and start
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from profiles.errors import BadInput, ExitCode, MusterError, counted, exit_text
 from training.numerics.gradient_norms import GradientNorms
@@ -33,6 +32,7 @@ from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import MemberHistory, Membership, WorkerHandle
 from training.run.orders import OrderAction
 from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, write_end
+from training.run.processes import Worker
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
 from training.script.script_start import is_peer_loss
 
@@ -50,6 +50,9 @@ class RunController:
         worker: the module that a worker of this machine runs.
         progress: follows the run's pace; default: a new :class:`ProgressMonitor`.
     """
+
+    after_loss: ClassVar[str] = "does not come back by itself"
+    """What is said of a worker whose loss was told before its end, after its name."""
 
     def __init__(
         self,
@@ -189,6 +192,7 @@ class RunController:
             event = blaming(event, [self.members.name(rank) for rank in sorted(self.members.done - {source})])
         if isinstance(event, ErrorEvent) and not self._stopping.reason and self._can_continue_without(source):
             self._late_error = event if source in self.members.done else self._late_error
+            self.members.workers[source].failure = "" if event.lost_others else event.message
             return self._continue_without(source, event.message, FAILED_GRACE)
         if isinstance(event, MemberEvent) and not self._note_member(source, event):
             return
@@ -212,6 +216,7 @@ class RunController:
     def _kill_invalid(self, rank: int, cause: str) -> None:
         """Kill a member that writes invalid events, if the others can go on."""
         if not self._stopping.reason and self._can_continue_without(rank):
+            self.members.workers[rank].failure = cause
             self._continue_without(rank, cause, 0.0)
 
     def _continue_without(self, rank: int, cause: str, grace: float) -> None:
@@ -221,9 +226,7 @@ class RunController:
         self.members.detached.add(rank)
         self.meeting_point.ban(rank)
         self._orders.look()
-        end = threading.Timer(grace, self.members.workers[rank].kill)
-        end.daemon = True
-        end.start()
+        self.members.end_within(rank, grace)
 
     def _note_status(self, event: RunEvent) -> bool:
         """Record the run's status, which each member reports; return whether it is new."""
@@ -279,9 +282,10 @@ class RunController:
         name = self.members.name(rank)
         if not self.members.note_lost(rank):
             return
+        self.members.end_member_of(rank, FAILED_GRACE)
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
-            message = f"{name} does not come back by itself: {cause}"
+            message = f"{name} {self.after_loss}: {cause}"
             self._record(WarningEvent(member=rank, message=message, ended_by=cause))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
@@ -312,21 +316,14 @@ class RunController:
 
     # ------------------------------------------------------------------------------------------------- who takes part
 
-    def drop(self, ranks: Collection[int]) -> None:
+    def drop(self, members: Collection[int]) -> None:
         """Ask members to leave at their next synchronisation point; the others go on. Joining members are killed.
 
         Raises:
             BadInput: they cannot leave, or no member would be left.
         """
         self.check_changeable()
-        if set(ranks) <= self.members.joining:
-            for rank in ranks:
-                self.members.workers[rank].process.signal(signal.SIGKILL)
-            return
-        self.members.mark_leaving(ranks)
-        for rank in ranks:
-            order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
-            self.members.workers[rank].process.send(order)
+        self.members.dismiss(members)
 
     def expect(self, member: MemberPlan) -> None:
         """Announce a new member to all; :meth:`admit` it when :meth:`Membership.unaware` is empty.
@@ -339,28 +336,28 @@ class RunController:
         self.folder.record_added(self.members.plan.added)
         self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
 
-    def give_up(self, rank: int) -> None:
-        """Kill a worker that the coordinator has lost but that still runs; :meth:`admit` may follow."""
-        if self.members.is_ending(rank) and rank not in self.members.leaving:
-            self.members.workers[rank].process.signal(signal.SIGKILL)
-
-    def admit(self, rank: int) -> None:
-        """Start a worker for a member that was lost or has left; the others send it the joining state.
+    def admit(self, member: int) -> None:
+        """Start the workers of a member that was lost or has left; the others send them the joining state.
 
         Raises:
             BadInput: it already takes part, or no member can let it in.
         """
         self.check_changeable()
-        self.members.check_can_join(rank)
-        worker = self._start_worker(rank, self._log(self.members.name(rank)))
+        self.members.check_can_join(member)
+        workers: dict[int, Worker] = {}
         try:
-            self.members.add_worker(rank, worker)
-        except BadInput:
-            worker.signal(signal.SIGKILL)
+            for rank in self.members.plan.processes_of(member):
+                workers[rank] = self._start_worker(rank, self._log(self.members.name(rank)))
+            self.members.add_workers(member, workers)
+        except BaseException:
+            for worker in workers.values():
+                worker.signal(signal.SIGKILL)
             raise
-        self.meeting_point.admit(rank)
-        self._intake.listen(rank, worker.lines())
-        worker.send(self.meeting_point.addresses(rank))
+        self.meeting_point.admit(workers)
+        for rank, worker in workers.items():
+            self._intake.listen(rank, worker.lines())
+        for rank, worker in workers.items():
+            worker.send(self.meeting_point.addresses(rank))
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if no member can leave or join."""

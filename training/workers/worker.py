@@ -8,22 +8,23 @@ Standard output: events. Standard error: the log. Exit codes: :class:`profiles.e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
-from profiles.errors import ExitCode, MusterError, RunFailed
+from profiles.errors import ExitCode, MusterError, OthersLost, RunFailed
 from training.layouts.inside.checks import INSIDE_LAYOUTS
-from training.loop.train_member import prepared, run_to_exit_code, train
+from training.loop.train_member import RESUME, prepared, run_to_exit_code, train
 from training.records.bounded_fields import LONGEST_LINE
 from training.records.event_log import EventSink
 from training.records.events import (
@@ -65,6 +66,8 @@ class Rendezvous(NamedTuple):
     term: int = 0
     carrier: int = 0
     """Of a coordinator that the members have elected: its term, and the rank on whose machine it is; 0: of the run."""
+    meeting: int = 0
+    """How often the devices of its member have met before."""
 
 
 def read_rendezvous(lines: BinaryIO, on_command: Callable[[Command], None]) -> Rendezvous:
@@ -204,7 +207,8 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
     member, ranks = process.member, plan.processes_of(process.member.rank)
     names = ",".join(worker.name for worker in plan.processes)
     os.environ |= {"MUSTER_NAMES": names, "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
-    client = StoreClient(rendezvous.store, read_token(keys), START_DEADLINE, f"member-{member.rank}/")
+    meeting = f"member-{member.rank}/{rendezvous.meeting}/"
+    client = StoreClient(rendezvous.store, read_token(keys), START_DEADLINE, meeting)
     if plan.profile.run.layout in INSIDE_LAYOUTS:
         from training.layouts.inside.sharded import ShardedModel
         from training.layouts.inside.tensor_parallel import TensorParallelModel
@@ -252,15 +256,28 @@ def run_worker(
             allegiance = _allegiance_to(initial)
 
             def join() -> Exchange:
-                return connect(plan, rank, rendezvous, secrets, device, emit, allegiance)
+                with _naming_lost(name):
+                    return connect(plan, rank, rendezvous, secrets, device, emit, allegiance)
 
             def layout() -> Layout | None:
-                return join_devices(plan, rank, initial, secrets, device) if plan.is_staged else None
+                with _naming_lost(name):
+                    return join_devices(plan, rank, initial, secrets, device) if plan.is_staged else None
 
             return train(plan, rank, task, join, run_dir, emit, control, layout)
 
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     return run_to_exit_code(trained, name, emit)
+
+
+@contextlib.contextmanager
+def _naming_lost(name: str) -> Iterator[None]:
+    """Name the worker that does not find the others, which may join them again."""
+    from training.exchange.base import ExchangeError
+
+    try:
+        yield
+    except ExchangeError as error:
+        raise OthersLost(str(error), RESUME, machine=name) from error
 
 
 def take_over_stdout() -> TextIO:

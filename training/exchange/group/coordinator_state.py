@@ -60,6 +60,9 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
     elects: bool = False
     """Members elect another coordinator if they lose this one: a minority of them waits for the others."""
+    is_column: bool = False
+    """The members are devices that hold the same part of their models: newcomers get the state of all parts from the
+    same one, which is the first."""
     term: int = Field(0, ge=0, lt=LAST_EPOCH >> COUNT_BITS)
     """Of a coordinator that members have elected."""
     state: Path | None = None
@@ -153,9 +156,14 @@ class Member:
 
 
 class StateOrders:
-    """Which member hands the joining state to which newcomers."""
+    """Which member hands the joining state to which newcomers.
 
-    def __init__(self) -> None:
+    Args:
+        first_only: the first live one, also where that was not live when it was ordered.
+    """
+
+    def __init__(self, first_only: bool = False) -> None:
+        self._first_only = first_only
         self.current: StateOrder | None = None
         self.last = 0
         """Number of the last order."""
@@ -163,7 +171,8 @@ class StateOrders:
     def update(self, newcomers: Sequence[Member], live: Sequence[Member]) -> bool:
         """Order it to be handed to newcomers that are ready; return whether the order changed."""
         order, ready = self.current, [member for member in newcomers if member.report.ready]
-        donates = order is not None and any(member.rank == order.donor for member in live)
+        donors = live[:1] if self._first_only else live
+        donates = order is not None and any(member.rank == order.donor for member in donors)
         if order is not None and donates and any(member.rank in order.peers for member in ready):
             return False
         if not ready or not live:

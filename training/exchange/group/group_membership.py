@@ -54,7 +54,7 @@ class GroupMembership:
         self.relay = 0  # port of the relay for pairs of members that cannot dial one another
         self.started, self.epoch, self.orphaned = False, 0, False  # orphaned: the supervisor of this process is gone
         self.form: MeshStart | None = None
-        self._joining, self._building = coordinator_state.StateOrders(), 0.0
+        self._joining, self._building = coordinator_state.StateOrders(config.is_column), 0.0
         self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
         self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
         self._last_mesh: MeshStart | None = None  # as formed by this coordinator

@@ -1,0 +1,91 @@
+"""A run of several members with several devices each: a member that was lost comes back by itself.
+
+A device that is lost takes its member along: the others of it cannot go on without its part. The other members go on,
+and when all machines of the lost one can be reached, workers are started on them again. They hold the same parts, each
+gets the state of its part from another member, and the member trains on with the others from a synchronisation.
+
+A member of which a device has said why it fails stays out: it would fail likewise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profiles.errors import BadInput, MusterError, counted
+from training.records.events import WarningEvent
+from training.records.plan import MemberPlan
+from training.run.run_controller import RunController
+
+_LOOKS_EVERY = 10.0
+"""Seconds between two looks for lost members."""
+_MOST_ATTEMPTS = 3
+"""Returns that end before the member has made a step, after which it stays out."""
+
+
+class ReturningRun(RunController):
+    """Such a run.
+
+    Args:
+        take_back: lets a lost member join again; raises MusterError where it cannot now, BadInput where it need not.
+        is_back: whether one of these machines can be reached.
+    """
+
+    after_loss = "has ended"
+
+    def __init__(
+        self,
+        *arguments: Any,
+        take_back: Callable[[MemberPlan], None],
+        is_back: Callable[[Sequence[str]], bool],
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._take_back, self._is_back, self._is_over = take_back, is_back, threading.Event()
+        self._attempts, self._lines = Counter[int](), set[str]()
+
+    def start(self) -> None:
+        super().start()
+        threading.Thread(target=self._watch, name="lost members", daemon=True).start()
+
+    def kill(self) -> None:
+        self._is_over.set()
+        super().kill()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_LOOKS_EVERY):
+            self.look()
+
+    def look(self) -> None:
+        """Let lost members join again that can."""
+        for rank in self.members.lost_members:
+            self._look_for(self.plan.members[rank])
+
+    def _look_for(self, member: MemberPlan) -> None:
+        workers = [worker for r in self.plan.processes_of(member.rank) if (worker := self.members.workers.get(r))]
+        if any(worker.step for worker in workers):
+            self._attempts[member.rank] = 0
+        failure = next((worker.failure for worker in workers if worker.failure), "")
+        if self._attempts[member.rank] == _MOST_ATTEMPTS:
+            failure = f"it was lost again before it had made a step, {counted(_MOST_ATTEMPTS, 'time')}"
+        if failure:
+            return self._warn(member, f"{member.name} stays out until it is added: {failure}")
+        if away := [name for name in member.machines if not self._is_back([name])]:
+            return self._warn(member, f"{member.name} comes back when {', '.join(away)} can be reached")
+        try:
+            self._take_back(member)
+        except BadInput:  # the run ends, or somebody has added it
+            return
+        except (MusterError, OSError) as error:
+            return self._warn(member, f"{member.name} cannot come back yet: {error}")
+        self._attempts[member.rank] += 1
+
+    def _warn(self, member: MemberPlan, line: str) -> None:
+        """Say something once, until the member has trained again."""
+        if line not in self._lines:
+            self._lines.add(line)
+            with contextlib.suppress(MusterError):  # the folder is closed: the run is over
+                self.folder.append(WarningEvent(member=member.rank, message=line))
