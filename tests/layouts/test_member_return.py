@@ -116,6 +116,7 @@ def test_a_lost_and_a_dropped_member_come_back_with_the_state_of_the_others(
     run = trained(tmp_path, plan_of(4, **{**CUSTOM, **options}, stages=2), returns)
     assert not returns.problems
     assert (run.outcome.status, run.outcome.metrics["lost_members"]) == ("cancelled", [])
+    assert run.outcome.message.endswith(" is kept, 0 steps lost")
     statuses = [event.status for event in run.of(MemberEvent) if event.member == 1]
     assert [statuses.count(status) for status in ("lost", "joined", "done")] == [2, 4, 0]
     for column in ("", "-stage-2"):

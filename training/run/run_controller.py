@@ -200,7 +200,7 @@ class RunController:
             self._record(event)
         else:
             self._totals.note(event)
-        self._progress(event)
+        self._progress(self.members.attributed(event))
         self.meeting_point.note_event(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
             newest = f"the newest snapshot that all machines have is of step {event.details['step']}"
