@@ -29,10 +29,11 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
-settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
+_FEW, _USUAL = 10, 25
+settings.register_profile("deep", deadline=None, max_examples=200)
+settings.register_profile("house", deadline=None, derandomize=True, max_examples=_USUAL)
 # Else what is drawn follows from the numbers and words in all of Muster's modules that other tests have loaded by then.
 providers._get_local_constants = providers.Constants
-_FEW = 10
 settings.register_profile("fast", settings.get_profile("house"), max_examples=_FEW)
 
 _LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab"}
@@ -82,10 +83,12 @@ def whisper_tiny_en() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests start processes with a Python that has loaded PyTorch; xdist's workers share their controller's.
 
-    They hear Ctrl-C, although a shell that starts the tests in the background has it ignored. Without the slow tests,
-    properties are shown on fewer examples.
+    They hear Ctrl-C, although a shell that starts the tests in the background has it ignored. Properties are shown on
+    the same few examples in each run, fewer without the slow tests; on others, and more of them, with
+    ``MUSTER_TESTS_DEEP``.
     """
-    settings.load_profile("fast" if "not slow" in config.option.markexpr else "house")
+    usual = "fast" if "not slow" in config.option.markexpr else "house"
+    settings.load_profile("deep" if os.environ.get("MUSTER_TESTS_DEEP") else usual)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = _fsync_nothing  # as in the copies of a preloaded Python
@@ -140,9 +143,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(trylast=True)  # once it is known which ones are wanted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip lab tests, with the reason, where they cannot run; share the others out among several workers."""
-    if settings.default is settings.get_profile("fast"):
-        for item in items:
-            _show_on_fewer(item)
+    if not os.environ.get("MUSTER_TESTS_DEEP"):
+        for function in {getattr(item, "function", None) for item in items}:
+            _show_on_fewer(function)
     if hasattr(config, "workerinput") and config.option.markexpr not in _LAB:
         items[:] = shared_out(items, config.workerinput["workercount"] if config.option.markexpr == _ALL else 1)
     if sys.platform == "linux" and os.geteuid() == 0:
@@ -153,13 +156,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def _show_on_fewer(item: pytest.Item) -> None:
-    """Bound the examples of a property also where it names a number itself, which no profile does."""
+def _show_on_fewer(function: object) -> None:
+    """Bound the examples of a property also where it names a number itself, which no profile does: to half of it, or as
+    few as usual."""
     name = "_hypothesis_internal_use_settings"
-    function = getattr(item, "function", None)
     own = getattr(function, name, None)
-    if own is not None and own.max_examples > _FEW:
-        setattr(function, name, settings(own, max_examples=_FEW))
+    if own is not None:
+        most = _FEW if settings.default is settings.get_profile("fast") else max(_USUAL, own.max_examples // 2)
+        setattr(function, name, settings(own, max_examples=min(most, own.max_examples)))
 
 
 def shared_out(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
