@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import Prepared, tiny_whisper, write_clips, write_csv
+from tiny_speech import Prepared, tiny_whisper, write_clips, write_csv, write_splits
 
 from profiles.schema import DataSettings, ModelSettings, Profile
 from speech.whisper.task import WhisperTask
@@ -33,11 +33,7 @@ def multilingual_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def speech_folder(tmp_path: Path) -> Path:
     """Eight clips to train on, two to evaluate on."""
-    folder = tmp_path / "speech"
-    rows = write_clips(folder, 10)
-    write_csv(folder / "train.csv", rows[:8])
-    write_csv(folder / "validation.csv", rows[8:])
-    return folder
+    return write_splits(tmp_path / "speech")
 
 
 @pytest.fixture

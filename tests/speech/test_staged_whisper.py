@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import psutil
 import pytest
 import safetensors.torch
 import torch
-from tiny_speech import tiny_whisper
+from tiny_speech import tiny_whisper, write_splits
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from app.cli.main import main
@@ -20,7 +22,7 @@ from profiles.files.resolve import profile_from_options
 from speech.whisper.evaluation import evaluate_model
 from speech.whisper.task import WhisperTask
 from tests.lab.processes import end, line_of
-from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
+from tests.layouts.staged_records import Record, agree, assert_same_weights, plan_of, trained
 from training.inference.in_use import model_in_use
 from training.layouts.parts import join_parts
 from training.layouts.staged import StageBuilder
@@ -29,17 +31,31 @@ from training.records.plan import DevicePlan
 from training.tasks.outputs.predictions import FOLDER, NAME
 
 
-@pytest.fixture
-def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A Whisper of two blocks in the encoder and three in the decoder, without dropout, and what it learns from."""
-    folder = tiny_whisper(tmp_path / "whisper")
+    made = tmp_path_factory.mktemp("staged")
+    folder = tiny_whisper(made / "whisper")
     config = WhisperConfig.from_pretrained(folder, encoder_layers=2, decoder_layers=3, dropout=0.0, init_std=0.1)
     torch.manual_seed(0)
     WhisperForConditionalGeneration(config).save_pretrained(folder)
     return {
-        "task": "whisper", "model_path": folder, "dataset_path": speech_folder, "cache_dir": tmp_path / "cache",
+        "task": "whisper", "model_path": folder, "dataset_path": write_splits(made / "speech"),
+        "cache_dir": made / "cache",
         "eval_interval": 0, "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def train_whole(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Record]:
+    """Train it on one machine, once with and once without its encoder."""
+
+    @cache
+    def train(frozen: bool) -> Record:
+        plan = plan_of(1, **options, freeze_encoder=frozen, layout="replicate")
+        return trained(tmp_path_factory.mktemp("whole"), plan, in_threads=True)
+
+    return train
 
 
 @pytest.mark.slow
@@ -54,12 +70,16 @@ def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
     ],
 )
 def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
-    layout: str, workers: int, frozen: bool, in_threads: bool, options: dict[str, Any], tmp_path: Path
+    layout: str,
+    workers: int,
+    frozen: bool,
+    in_threads: bool,
+    options: dict[str, Any],
+    train_whole: Callable[[bool], Record],
+    tmp_path: Path,
 ) -> None:
-    layouts = ((layout, workers), ("replicate", 1))
-    plan, whole_plan = (plan_of(number, **options, freeze_encoder=frozen, layout=name) for name, number in layouts)
-    run = trained(tmp_path / "run", plan, in_threads=in_threads)
-    whole = trained(tmp_path / "whole", whole_plan, in_threads=True)
+    plan = plan_of(workers, **options, freeze_encoder=frozen, layout=layout)
+    run, whole = trained(tmp_path, plan, in_threads=in_threads), train_whole(frozen)
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, whole)
     assert_same_weights(run, whole)
