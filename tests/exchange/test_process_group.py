@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 RANKS = {
-    "ddp": (2, 3),
+    "ddp": (3,),
     "fsdp2": (3,),
     "fsdp2_bf16": (3,),
     "hsdp": (4,),
@@ -21,7 +21,8 @@ RANKS = {
     "tp": (3,),
     "tp_sp": (3,),
 }
-"""By how many each is tried here; by four in ``test_parallel_lab.py``, by two where MPS stands behind it."""
+"""By how many each is tried here; by four in ``test_parallel_lab.py``, by two where MPS stands behind it, and DDP in
+``test_cli_launch.py``."""
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def assert_same_run(run: Record, whole: Record) -> None:
 @pytest.mark.slow
 def test_diloco_between_members_of_two_uneven_devices(tmp_path: Path) -> None:
     options = {**CUSTOM, "strategy": "diloco", "sync_interval": 2}
-    whole = trained(tmp_path / "whole", plan_of(2, **options, layout="replicate"))
+    whole = trained(tmp_path / "whole", plan_of(2, **options, layout="replicate"), in_threads=True)
     run = trained(tmp_path, cut_at(plan_of(4, **options, stages=2), (0, 4), (4, 5)))
     assert_same_run(run, whole)
     assert {len(step.stages) for step in run.of(StepEvent)} == {2}

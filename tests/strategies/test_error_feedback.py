@@ -17,7 +17,7 @@ from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.diloco import DiLoCo
 
-ROUNDS, ELEMENTS = 100, 96
+ROUNDS, ELEMENTS = 60, 96
 Late = Callable[[int], Collection[int]]
 NEVER: Late = lambda number: ()  # noqa: E731
 SOMETIMES: Late = lambda number: {number // 7 % 4} if number % 7 == 3 else ()  # noqa: E731
