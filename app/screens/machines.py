@@ -159,7 +159,7 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
             literal(row.chip),
             literal(row.memory),
             literal(row.system),
-            muted(", ".join(row.found_by)),
+            muted(", ".join("you" if origin == "typed" else origin for origin in row.found_by)),
             muted(len(row.paths) or ""),
         ),
     )

@@ -27,9 +27,7 @@ def with_neighbours(state: State, addresses: Sequence[str]) -> State:
     }
     new = [address for address in addresses if address not in {*known, *state.answers.typed}]
     rows = tuple(
-        MachineRow(
-            f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=("neighbours",)
-        )
+        MachineRow(f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=("typed",))
         for address in new
     )
     machines = replace(state.machines, rows=(*state.machines.rows, *rows))
