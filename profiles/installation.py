@@ -42,6 +42,8 @@ def user_folder(kind: str) -> Path:
 
 RUNS_FOLDER = Path("output") if IS_CHECKOUT else user_folder("data") / "runs"
 """Default folder of the run folders."""
+USUAL_HOSTS = Path("distributed_hosts.json")
+"""Hosts file, in the current folder, that is used where none is named."""
 
 
 def program_words() -> list[str]:

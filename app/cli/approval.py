@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import answered_yes, command_line, say, visible
-from distributed.hosts.file import Hosts, accept_pythons, load_hosts, python_demands
+from distributed.hosts.file import Hosts, accept_pythons, load_hosts, names_machines, python_demands
 from profiles.errors import BadInput, counted
 from profiles.files.resolve import Resolved
+from profiles.installation import USUAL_HOSTS
 from profiles.schema import Profile
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
         BadInput: it cannot be used, or nobody stands behind it.
     """
     hosts = load_hosts(file)
-    approve_hosts(hosts, file, named=named, person=person)
+    is_file = not names_machines(file)  # who names machines has not named the usual file, which may say more of them
+    approve_hosts(hosts, file if is_file else USUAL_HOSTS, named=named and is_file, person=person)
     return hosts
 
 

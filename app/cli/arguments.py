@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from profiles.installation import RUNS_FOLDER
+from profiles.installation import RUNS_FOLDER, USUAL_HOSTS
 
 OUTPUT = RUNS_FOLDER
-USUAL_HOSTS = Path("distributed_hosts.json")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")]

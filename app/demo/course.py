@@ -23,7 +23,6 @@ from distributed.planning.cost_model import evaluation_seconds
 from distributed.planning.documents.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
 from training.exchange.codecs import codec_by_name
-from training.numerics.schedule import run_steps
 from training.records.events import (
     EvaluationEvent,
     Event,
@@ -132,8 +131,8 @@ class TourScript:
     @cached_property
     def _steps(self) -> int:
         training = self._plan.profile.training
-        samples, batch = fixture().workload.samples, self._plan.global_batch
-        return run_steps(samples, batch, training.epochs, training.drop_last, training.max_steps).steps
+        samples = fixture().workload.samples * training.epochs
+        return training.max_steps or math.ceil(samples / self._plan.global_batch)
 
     @property
     def _trainable(self) -> int:

@@ -22,6 +22,7 @@ from app.html_report.sections import text
 from app.html_report.showcase import showcase
 from app.run_view.run_series import OF_EXCHANGES
 from app.task_results import results_of
+from profiles.installation import shown_path
 from training.records.run_files import explain_errors, finite, utc_now, write_atomically
 
 NAME = "report.html"
@@ -54,8 +55,8 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 def show_report(path: Path, open_page: Callable[[str], bool] = webbrowser.open) -> str:
     """Open a report in a browser, where the person would see one that opens on this machine, and return the line that
     says where the report is."""
-    path = path.resolve()
-    return f"report opened: {path}" if has_browser() and open_page(path.as_uri()) else f"report: {path}"
+    opened = has_browser() and open_page(path.resolve().as_uri())
+    return f"report{' opened' * opened}: {shown_path(path)}"
 
 
 def has_browser() -> bool:

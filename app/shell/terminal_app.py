@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from textual.app import App
 from textual.filter import Monochrome, NoColor
@@ -19,11 +19,14 @@ from textual.notifications import Notification, Notifications
 from textual.scrollbar import ScrollBar
 
 from app.console import command_line, visible
+from app.shell.folding import folded
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour
 
 if TYPE_CHECKING:  # typing has it from Python 3.11 on
     from typing_extensions import Self
 
+_NOTICE, _NOTICE_FRAME = 60, 4
+"""Cells of a notice at most, which is half of the terminal where that is less, and of its frame."""
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -85,6 +88,11 @@ class TerminalApp(App[None]):
     def action_leave(self) -> None:
         """Leave the application."""
         self.exit()
+
+    def notify(self, message: str, **settings: Any) -> None:
+        """Show a notice, folded as other texts are: a path between its folders."""
+        width = min(_NOTICE, self.size.width // 2) - _NOTICE_FRAME
+        super().notify("\n".join(line for text in message.split("\n") for line in folded(text, width)), **settings)
 
     def copy(self, text: str) -> None:
         """Copy a text to the user's clipboard, and notify."""

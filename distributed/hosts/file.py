@@ -27,7 +27,7 @@ from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
-from profiles.installation import IS_CHECKOUT, SHARED, training_python
+from profiles.installation import IS_CHECKOUT, SHARED, USUAL_HOSTS, training_python
 from training.records.approvals import approve, digest_of, is_approved
 from training.records.run_files import explain_errors, write_atomically
 
@@ -84,6 +84,8 @@ def names_machines(path: Path) -> bool:
 def typed_hosts(text: str) -> Hosts:
     """Return the machines of ``[user@]host[:port],...``, the first one as the master.
 
+    A name alone that the usual hosts file lists is that machine, with all that the file says of it.
+
     Raises:
         BadInput: an entry is not a machine, or is listed twice.
     """
@@ -94,7 +96,21 @@ def typed_hosts(text: str) -> Hosts:
         entry["address"] = entry["name"]
         if entry["name"].casefold() in shared:
             entry["name"] = word
-    return parse_hosts(json.dumps({"machines": entries}), "--hosts")
+    return _as_listed(parse_hosts(json.dumps({"machines": entries}), "--hosts"))
+
+
+def _as_listed(typed: Hosts) -> Hosts:
+    """Return typed machines, each as the usual hosts file has it if only its name was typed."""
+    names = {machine.name.casefold() for machine in typed.machines if not machine.user and machine.port is None}
+    if not (names and USUAL_HOSTS.is_file()):
+        return typed
+    usual = load_hosts(USUAL_HOSTS)
+    listed = {machine.name.casefold(): machine for machine in usual.machines if machine.name.casefold() in names}
+    if not listed:
+        return typed
+    machines = tuple(listed.get(machine.name.casefold(), machine) for machine in typed.machines)
+    _refuse_duplicates(machines, "--hosts")
+    return Hosts(machines=machines, ssh_config=usual.ssh_config)
 
 
 def parse_hosts(text: str, source: str = "hosts file") -> Hosts:

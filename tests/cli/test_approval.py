@@ -160,6 +160,12 @@ def test_the_person_is_asked_once_and_again_after_a_change(
         read_hosts(hosts, named=False, person=True)
 
 
+def test_who_names_a_machine_has_not_approved_the_file_that_lists_it(hosts: Path) -> None:
+    with pytest.raises(BadInput, match="distributed_hosts.json can run commands"):
+        read_hosts(Path("box"), named=True, person=False)
+    assert read_hosts(Path("ada@box"), named=True, person=False).ssh_config == ""
+
+
 def test_a_change_of_an_included_file_asks_again(hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trap").write_text(f"Include {tmp_path}/more*\n")
     read_hosts(hosts, named=True, person=False)

@@ -46,6 +46,20 @@ def test_plain_form_becomes_long_one() -> None:
     assert hosts.master.python_command == "~/venv/bin/python"
 
 
+def test_a_name_that_is_typed_is_the_machine_of_the_usual_hosts_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    barn = {"name": "barn", "address": "10.0.0.3", "port": 2222}
+    Path("distributed_hosts.json").write_text(json.dumps({"machines": [barn], "ssh_config": "conf"}))
+    hosts = load_hosts(Path("box,Barn"))
+    assert [machine.endpoint for machine in hosts.machines] == [("box", 22), ("10.0.0.3", 2222)]
+    assert (hosts.machines[1].name, hosts.ssh_config) == ("barn", "conf")
+    assert load_hosts(Path("ada@barn")).machines[0].address == "barn"
+    with pytest.raises(BadInput, match="are the same machine"):
+        load_hosts(Path("barn,10.0.0.3:2222"))
+
+
 def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
     b = {
         "name": "b",

@@ -181,3 +181,13 @@ def test_where_machines_are_searched_is_told_whole() -> None:
 def test_a_large_terminal_shows_the_map_beside_what_is_decided_from_it(step: Step) -> None:
     assert "940 Mbit/s" in shown(with_long_names(step), size=(160, 45))
     assert "940 Mbit/s" not in shown(with_long_names(step))
+
+
+def test_a_notice_folds_a_path_between_its_folders() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        pilot.app.notify("report: output/20261130-030143-a139-demo-3-machines/report.html", markup=False)
+        await pilot.pause()
+        messages = [notification.message for notification in pilot.app._notifications]
+        assert messages == ["report: output/20261130-030143-a139-\ndemo-3-machines/report.html"]
+
+    run(WizardApp(at(Step.HOME), clock=fixed_clock), drive)

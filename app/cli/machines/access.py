@@ -14,7 +14,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from app.cli.approval import read_hosts
-from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
+from app.cli.arguments import AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
 from app.console import answered_yes, ctrl_c_heard, raise_if_stopped, say, visible
 from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
@@ -24,6 +24,7 @@ from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import PasswordRefused, Stage
 from distributed.ssh.keys.host_keys import COMPARED, HostKeyInfo
 from profiles.errors import ExitCode, MusterError
+from profiles.installation import USUAL_HOSTS
 
 _PASSWORD_TRIES = 3
 _NAME_WIDTH = 22

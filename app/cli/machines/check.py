@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.approval import read_hosts
-from app.cli.arguments import USUAL_HOSTS, AllHosts, CheckedHosts, HostNames, Json, TrustNew, Yes
+from app.cli.arguments import AllHosts, CheckedHosts, HostNames, Json, TrustNew, Yes
 from app.cli.machines.access import chosen, trust
 from app.cli.terminal import answer, confirmed, somebody
 from app.console import command_line, say, say_error, show_line, visible
@@ -23,6 +23,7 @@ from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
+from profiles.installation import USUAL_HOSTS
 from profiles.quantities import bytes_text
 from profiles.schema import DEFAULT_TASK
 

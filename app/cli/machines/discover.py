@@ -20,7 +20,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.arguments import USUAL_HOSTS
 from app.cli.terminal import heard_by
 from app.console import PIPE_WIDTH, command_line, interactive, say, show, show_json, show_line, visible
 from distributed.discovery.announce import Announcement
@@ -30,6 +29,7 @@ from distributed.discovery.mdns_records import SERVICES
 from distributed.discovery.neighbours import neighbours
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import ExitCode
+from profiles.installation import USUAL_HOSTS
 from profiles.quantities import memory_text
 
 _SYMBOLS = {

@@ -15,7 +15,6 @@ import typer
 from app.cli.approval import read_hosts
 from app.cli.arguments import (
     OUTPUT,
-    USUAL_HOSTS,
     AllHosts,
     AllowMissing,
     Detach,
@@ -40,7 +39,7 @@ from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
-from profiles.installation import program
+from profiles.installation import USUAL_HOSTS, program
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.hardware.resources import count_gpus
 from training.records.event_log import read_events

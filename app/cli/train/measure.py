@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from app.cli.arguments import USUAL_HOSTS, AllowMissing, HostsOfProfile, Json, ProfileName, Setting, TrustCode, TrustNew
+from app.cli.arguments import AllowMissing, HostsOfProfile, Json, ProfileName, Setting, TrustCode, TrustNew
 from app.cli.terminal import answer, somebody
 from app.console import say, say_error, visible
 from profiles.errors import ExitCode
+from profiles.installation import USUAL_HOSTS
 from profiles.quantities import memory_text
 from training.records.events import BUSY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.approval import approve_profile, approve_user_code, read_hosts
-from app.cli.arguments import OUTPUT, USUAL_HOSTS
+from app.cli.arguments import OUTPUT
 from app.cli.runs.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.terminal import somebody
 from app.cli.train.local_run import StartRun, run_to_end
@@ -27,6 +27,7 @@ from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile, profile_from_options
+from profiles.installation import USUAL_HOSTS
 from profiles.schema import Profile
 from profiles.split import DATA_STAY
 from profiles.trackers import tracker_names

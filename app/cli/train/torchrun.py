@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.cli.arguments import USUAL_HOSTS
 from profiles.errors import BadInput
+from profiles.installation import USUAL_HOSTS
 from training.hardware.resources import count_gpus
 
 NAMES = (

@@ -151,8 +151,8 @@ class ModelDialog(CommandsDialog):
             super().action_copy()
 
     def action_report(self) -> None:
+        """Write the report; this dialog stays for what comes next."""
         self._report()
-        self.dismiss()
 
     def action_friend(self) -> None:
         if self._model is not None:

@@ -18,8 +18,8 @@ from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, load_hosts, names_machines
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
+from profiles.installation import USUAL_HOSTS
 
-HOSTS_FILE = Path("distributed_hosts.json")
 NOTHING_AFTER = 5.0
 """Seconds without another machine after which advice is shown."""
 ADVICE = (
@@ -42,7 +42,7 @@ class DiscoveryWatch:
         see: callback for new results, called from the watch's thread.
         saved: hosts files of saved profiles by profile name; their machines are looked for too.
         outside: source of the discovery, real or recorded.
-        hosts_file: whose machines are looked for; default: :data:`HOSTS_FILE`, where it exists.
+        hosts_file: whose machines are looked for; default: the usual one, where it exists.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DiscoveryWatch:
         self._outside = outside
         self._begin = outside.now()
         self._saved = {name: (path, hosts) for name, path in saved.items() if (hosts := _hosts(path)) is not None}
-        hosts_file = hosts_file or HOSTS_FILE
+        hosts_file = hosts_file or USUAL_HOSTS
         hosts = _hosts(hosts_file) if hosts_file.exists() or names_machines(hosts_file) else None
         self._hosts = [*([hosts] if hosts else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
