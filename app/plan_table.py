@@ -12,7 +12,7 @@ from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, sentence
-from distributed.planning.run_time import plan_stages_text, run_time, together_text
+from distributed.planning.run_time import plan_stages_text, run_time, steps_text, together_text
 from profiles.errors import counted
 from profiles.installation import program
 from profiles.quantities import bytes_text, memory_text, share_text, time_text
@@ -135,18 +135,18 @@ def summary_lines(planning: Planning, profile: str = "PROFILE") -> Iterator[str]
     for line in lines:
         yield from textwrap.wrap(visible(line), WIDTH, subsequent_indent="  ")
     if time is not None:
-        steps_text = (
-            f"{counted(best.steps, 'step')} of {counted(best.global_batch, 'sample')}, {time_text(best.step)} each"
-        )
+        mean = " on average" if best.has_smaller_steps else ""
         evaluations = f"evaluations: {time_text(best.evaluating)}" if best.evaluating else "without evaluations"
-        yield f"{steps_text}; {evaluations}"
+        yield f"{steps_text(best)}, {time_text(best.step)} each{mean}; {evaluations}"
     for member in best.members:
         passes = f" in {best.accumulation} passes" if best.accumulation > 1 else ""
         samples = counted(member.micro_batch * best.accumulation, "sample")
         free = memory_text(member.memory_free)
         memory = f", takes {memory_text(member.memory)} of {free} memory" if member.memory_free else ""
         traffic = f", sends {bytes_text(member.bytes_per_hour)} an hour" if member.bytes_per_hour else ""
-        line = f"{_cut(member.name, 30)}: {samples}{passes} in {time_text(member.seconds)}{memory}{traffic}"
+        limit, mean = ("up to ", " on average") if best.has_smaller_steps else ("", "")
+        compute = f"{limit}{samples}{passes} in {time_text(member.seconds)}{mean}"
+        line = f"{_cut(member.name, 30)}: {compute}{memory}{traffic}"
         yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     left_out = () if best.choice.alone else LEFT_OUT_CODES  # the first reason tells why one machine is better
     for reason in planning.reasons:

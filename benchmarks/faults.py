@@ -29,7 +29,7 @@ from tests.lab.lab import Lab
 from tests.lab.processes import signal_all
 from tests.lab.spec import HostSpec
 from tests.waiting import until
-from training.records.events import MemberEvent, StepEvent, WarningEvent
+from training.records.events import ElectionEvent, MemberEvent, StepEvent, WarningEvent
 from training.run.processes import processes_of
 
 _STEP = 0.05
@@ -40,7 +40,7 @@ _TOLD = {
     "supervisor": "another one has taken its place",
     "starter": "carries the coordinator",
 }
-"""Part of the warning that tells of a fault."""
+"""Part of the warning, or of the election, that tells of a fault."""
 _MANY = 100_000
 
 
@@ -69,7 +69,7 @@ class Trial:
         events = self.muster.events(self.run_id)
         if fault == "worker":
             return sum(isinstance(event, MemberEvent) and event.status == "lost" for event in events)
-        return sum(isinstance(event, WarningEvent) and _TOLD[fault] in event.message for event in events)
+        return sum(isinstance(e, WarningEvent | ElectionEvent) and _TOLD[fault] in e.message for e in events)
 
     def pause(self, fault: str, survivors: range) -> float:
         """Kill a process; return the pause of the survivors in seconds."""

@@ -39,11 +39,10 @@ from plan_traffic import Traffic
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning import planner
 from distributed.planning.documents.document import Candidate, Figures, Job, job_of
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import about_equal
+from distributed.planning.ranking import about_equal, simplicity
 from training.records.events import Event, StepEvent
 
 WITHIN = 0.10
@@ -266,7 +265,7 @@ def _taken(found: Sequence[Result]) -> Result:
     """Return the way that the planner takes: the simplest of those that are about as fast as the fastest."""
     fastest = max(found, key=lambda r: r.candidate.useful_speed_up)
     near = (r for r in found if about_equal(r.candidate, fastest.candidate))
-    return min(near, key=lambda r: planner.simplicity(r.candidate))
+    return min(near, key=lambda r: simplicity(r.candidate))
 
 
 def _pick(word: str, found: Sequence[Result], pick: Result, counts: Callable[[Candidate], float]) -> dict[str, str]:

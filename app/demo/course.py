@@ -23,6 +23,7 @@ from distributed.planning.cost_model import evaluation_seconds
 from distributed.planning.documents.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
 from training.exchange.codecs import codec_by_name
+from training.numerics.schedule import run_steps
 from training.records.events import (
     EvaluationEvent,
     Event,
@@ -131,8 +132,8 @@ class TourScript:
     @cached_property
     def _steps(self) -> int:
         training = self._plan.profile.training
-        samples = fixture().workload.samples * training.epochs
-        return training.max_steps or math.ceil(samples / self._plan.global_batch)
+        samples, batch = fixture().workload.samples, self._plan.global_batch
+        return run_steps(samples, batch, training.epochs, training.drop_last, training.max_steps).steps
 
     @property
     def _trainable(self) -> int:

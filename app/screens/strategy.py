@@ -15,7 +15,7 @@ from app.wizard.state import actions
 from app.wizard.state.records import CandidateRow
 from app.wizard.state.state import Step, WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
-from distributed.planning.run_time import together_text
+from distributed.planning.run_time import steps_text, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text, time_text
 
@@ -223,7 +223,7 @@ def _about(ranked: CandidateRow, detailed: bool) -> list[Content]:
 
 def _in_numbers(ranked: CandidateRow) -> str:
     candidate = ranked.candidate
-    steps = f"{counted(candidate.steps, 'step')} of {counted(candidate.global_batch, 'sample')}"
+    steps = steps_text(candidate)
     if ranked.choice.alone:
         return steps
     return f"{steps}; {candidate.speed_up:.2f}x the samples/s, {candidate.useful_speed_up:.2f}x the progress"

@@ -60,8 +60,8 @@ class PredictionComparison(Document):
     """Number of compared steps, after the warm-up."""
     predicted_step: float
     measured_step: float
-    """Time of the slowest member: the median over pairs of its steps; the mean if the exchanges of steps differ, over
-    whole rounds if only some steps exchange."""
+    """Time of the slowest member: the median over pairs of its steps; the mean if their samples or exchanges differ,
+    over whole rounds if only some steps exchange."""
     predicted_wait: float
     measured_wait: float
     """Time of the member that waits least: the cost of the exchange, without that of slower members."""
@@ -104,8 +104,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     costs = cost_model(candidate.choice.strategy)
     if costs is not None and not costs.waits:
         return None
-    steps, names = _by_rank(events)
-    choice = candidate.choice
+    (steps, names), choice = _by_rank(events), candidate.choice
     if choice.blocks:
         return _compare_stages(candidate, [steps[rank] for rank in sorted(steps)], trainable)
     ranks = _ranks(choice.members, steps, names)
@@ -118,7 +117,8 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> dict[str, float]:
         return {n: typical([value(steps[rank][number]) for number in counted_steps]) for n, rank in ranks.items()}
 
-    typical = statistics.fmean if choice.interval > 1 or (costs is not None and costs.uneven) else _median_of_pairs
+    is_uneven = candidate.has_smaller_steps or (costs is not None and costs.uneven)
+    typical = statistics.fmean if choice.interval > 1 or is_uneven else _median_of_pairs
     step_seconds = by_member(typical, lambda e: e.seconds)
     waits = by_member(typical, lambda e: e.wait)
     busy = by_member(typical, lambda e: e.compute)

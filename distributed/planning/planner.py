@@ -26,8 +26,9 @@ from distributed.planning.documents.document import (
     profile_hash,
 )
 from distributed.planning.memory import memory_model
-from distributed.planning.prediction import Predictor, known_costs, significant
-from distributed.planning.reasons import SIGNIFICANT_RATIO, about_equal, choice_reasons, memory_reasons, settings_of
+from distributed.planning.prediction import Predictor, significant
+from distributed.planning.ranking import SIGNIFICANT_RATIO, about_equal, order, simplest_first
+from distributed.planning.reasons import choice_reasons, memory_reasons, settings_of
 from profiles.errors import BadInput
 from profiles.schema import Profile, StrategySettings
 from training.strategies.costs import LOSS_UNKNOWN, CostModel
@@ -52,15 +53,6 @@ def plan(
         BadInput: the job names an unknown strategy or codec.
     """
     return _Planner(cluster, job, coordinator_candidates, corrections).plan()
-
-
-def simplicity(candidate: Candidate) -> tuple[object, ...]:
-    """Return a sort key of candidates that are about equally fast, the safest first: one machine before a group; exact
-    gradients before merged weights, whose loss is known from small models only; the mesh before nccl, which is not
-    encrypted; fp32 before 16 bit; fewer machines before more."""
-    choice = candidate.choice
-    merged = not choice.alone and not known_costs(choice).exact
-    return (not choice.alone, merged, choice.engine == "nccl", choice.codec != "fp32", len(choice.members))
 
 
 def with_hashes(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
@@ -272,29 +264,12 @@ class _Planner:
         """Move the simplest of the candidates that are about as fast as the fastest to the front."""
         if self._job.preference != "fastest" or not ranking or not ranking[0].fits:
             return ranking
-        near_ties = [
-            candidate
-            for candidate in ranking
-            if candidate.fits and about_equal(candidate, ranking[0]) and not self._is_in_clear_unasked(candidate)
-        ]
-        simplest = min(near_ties, key=simplicity)  # the fastest of equally simple ones, since they are sorted
-        return [simplest, *(candidate for candidate in ranking if candidate is not simplest)]
+        acceptable = [candidate for candidate in ranking if not self._is_in_clear_unasked(candidate)]
+        return [*simplest_first(acceptable), *ranking[len(acceptable) :]]  # the first ones: machines alone are
 
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
         """Return the sort key of the ranking: best first, no two equal, and last those that send in clear unasked."""
-        choice = candidate.choice
-        slowness, is_in_clear_unasked = -significant(candidate.useful_speed_up), self._is_in_clear_unasked(candidate)
-        lossy = choice.codec != "fp32"
-        is_worthwhile = not choice.alone and candidate.useful_speed_up >= SIGNIFICANT_RATIO
-        tier = (not candidate.fits, 0 if is_worthwhile else 1 if choice.alone else 2)
-        exactness = (candidate.loss_increase, lossy)
-        configuration = (choice.members, choice.engine, choice.strategy, choice.codec)
-        tie_breakers = (*exactness, candidate.bytes_per_hour, *configuration)
-        if self._job.preference == "closest-to-exact":
-            return (is_in_clear_unasked, *tier, *exactness, slowness, *tie_breakers)
-        if self._job.preference == "least-traffic":
-            return (is_in_clear_unasked, *tier, significant(candidate.bytes_per_hour), slowness, *tie_breakers)
-        return (is_in_clear_unasked, not candidate.fits, slowness, *tie_breakers)
+        return self._is_in_clear_unasked(candidate), *order(candidate, self._job.preference)
 
     def _is_in_clear_unasked(self, candidate: Candidate) -> bool:
         """Whether it sends training traffic in clear over a network, and the job does not ask for that engine."""

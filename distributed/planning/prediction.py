@@ -17,6 +17,8 @@ from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
 from distributed.planning.memory import memory_model
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
+from training.data.sample_order import apportion
+from training.numerics.schedule import RunSteps
 from training.strategies.costs import Compute, CostModel, RunSpec, SyncSchedule, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import default_strategy, strategies, strategy_class
@@ -30,13 +32,13 @@ class BatchSplit:
     """Micro-batches by member."""
     accumulation: int
     seconds: Mapping[str, float]
-    """Seconds of each member's step."""
+    """Mean seconds of each member's steps."""
     fits: bool
     """Whether every member has the memory for its batch."""
 
     @property
     def compute(self) -> float:
-        """Seconds of the slowest member's step."""
+        """Mean seconds of the slowest member's steps."""
         return max(self.seconds.values())
 
 
@@ -64,7 +66,7 @@ class Predictor:
         self.measured_machines = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
         splits = [split for name in self.measured_machines if (split := self.split((name,), "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
-        self.alone_rate = max((job.global_batch_of(1) / split.compute for split in fitting), default=0.0)
+        self.alone_rate = max((job.run_steps(1).mean_batch / split.compute for split in fitting), default=0.0)
         """Samples/s of the best machine alone, among those with enough memory if there are any."""
 
     def predict(self, choice: Choice) -> Candidate:
@@ -121,7 +123,7 @@ class Predictor:
             batches = cost_model.split_samples(batch // accumulation, *split_basis, caps)
             if batches is not None:
                 by_member = dict(zip(members, batches, strict=True))
-                seconds = {n: accumulation * (m.overhead + by_member[n] / m.speed) for n, m in machines.items()}
+                seconds = mean_compute(self.job.run_steps(len(members)), by_member, accumulation, machines)
                 return BatchSplit(by_member, accumulation, seconds, fits)
         return None
 
@@ -144,7 +146,7 @@ class Predictor:
     def run_spec(self, choice: Choice) -> RunSpec:
         """Return the properties of the run that a strategy's cost model depends on."""
         job = self.job
-        return RunSpec(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec, job.texts)
+        return RunSpec(job.run_steps(len(choice.members)).steps, job.start, job.lora, choice.codec, job.texts)
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
@@ -195,7 +197,7 @@ class Predictor:
         exchange = self._exchanges.forecast(choice)
         step, skew = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
-        rate = self.job.global_batch_of(len(choice.members)) / step
+        rate = self.job.run_steps(len(choice.members)).mean_batch / step
         hourly = _hourly(choice, step)
         return PredictedOutcome(
             choice=choice,
@@ -233,7 +235,7 @@ class Predictor:
         job, members = self.job, len(choice.members)
         exchange = self._exchanges.forecast(choice)
         outcome = self.outcome(choice, split)
-        steps = job.steps_of(members)
+        run = job.run_steps(members)
         slowest = exchange.slowest
         numbers = {"mbit": slowest.mbit, "seconds": slowest.seconds}
         reason = Reason.of(f"slowest-{slowest.kind}", slowest.subject, slowest.peer, **numbers)
@@ -249,13 +251,14 @@ class Predictor:
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
-            steps=steps,
-            rounds=0 if choice.alone else steps // choice.interval,
+            steps=run.steps,
+            samples=run.samples,
+            rounds=0 if choice.alone else run.steps // choice.interval,
             compute=split.compute,
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=max(0.0, outcome.step - split.compute),
-            evaluating=self._evaluating(choice, split, steps),
+            evaluating=self._evaluating(choice, split, run.steps),
             reasons=() if choice.alone else (reason,),
         )
 
@@ -280,7 +283,8 @@ class Predictor:
             members=tuple(self._forecast(choice, split, name) for name in choice.members),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
-            steps=job.steps_of(members),
+            steps=job.run_steps(members).steps,
+            samples=job.run_steps(members).samples,
             compute=split.compute,
         )
 
@@ -306,6 +310,27 @@ class Predictor:
             bytes_per_hour=hourly,
             shard=shard,
         )
+
+
+def mean_compute(
+    run: RunSteps, batches: Mapping[str, int], accumulation: int, machines: Mapping[str, ClusterMachine]
+) -> dict[str, float]:
+    """Return the mean seconds in which each member computes a step of a run; a smaller one is divided as the trainer
+    divides it.
+
+    Args:
+        batches: micro-batches by member, in the order of ranks.
+    """
+
+    def mean(full: float, smaller: float) -> float:
+        return (run.full * full + run.smaller * smaller) / run.steps
+
+    parts = dict(zip(batches, apportion(run.remainder, [*batches.values()]), strict=True))
+    seconds = {}
+    for name, batch in batches.items():
+        overhead = mean(accumulation, math.ceil(parts[name] / batch)) * machines[name].overhead
+        seconds[name] = overhead + mean(accumulation * batch, parts[name]) / machines[name].speed
+    return seconds
 
 
 def known_costs(choice: Choice, settings: OptionsByOwner | None = None) -> CostModel:

@@ -15,7 +15,8 @@ from distributed.planning.documents.document import (
     Settings,
 )
 from distributed.planning.memory import memory_model
-from distributed.planning.prediction import Predictor, known_costs, significant, sync_schedule_of
+from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
+from distributed.planning.ranking import near_tie
 from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
 from profiles.quantities import machine_text, memory_text, rate_text, share_text, time_text
@@ -26,9 +27,6 @@ from training.records.plan import MemberPlan
 from training.strategies.costs import RunSpec
 from training.strategies.registry import scaling_rule_of
 
-SIGNIFICANT_RATIO = 1.05
-"""Speed ratio below which two candidates are about equal, because predictions are not more exact. A group must be
-better than the best machine alone by this factor."""
 _MUCH_WAITING = 0.2
 """Share of a step spent waiting, from which a larger batch is suggested."""
 _BATCH_FACTOR = 4
@@ -51,7 +49,7 @@ def choice_reasons(best: Candidate, ranking: Sequence[Candidate], predictor: Pre
         yield from _why_alone(best, groups, len(predictor.measured_machines))
     else:
         yield from _why_group(best, predictor)
-        yield from _near_tie(best, ranking)
+        yield from near_tie(best, ranking, predictor.job.preference)
     yield from _measured_in_use(predictor)
     if best.accumulation > (before := predictor.job.accumulation):
         yield Reason.of("accumulation-for-memory", accumulation=best.accumulation, before=before)
@@ -65,27 +63,6 @@ def _measured_in_use(predictor: Predictor) -> Iterator[Reason]:
         others = predictor.cluster.machine(name).others
         if others >= BUSY:
             yield Reason.of(IN_USE, name, others=100 * others)
-
-
-def about_equal(left: Candidate, right: Candidate) -> bool:
-    """Whether two candidates differ by less than the error of predictions."""
-    slower, faster = sorted((significant(left.useful_speed_up), significant(right.useful_speed_up)))
-    return slower * SIGNIFICANT_RATIO >= faster
-
-
-def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
-    """Yield the fastest other candidate if it is about as fast as the chosen one."""
-    own_configuration = best.choice.without_interval
-    others = (c for c in ranking if c.fits and c.choice.without_interval != own_configuration and about_equal(c, best))
-    rival = max(others, key=lambda candidate: candidate.useful_speed_up, default=None)
-    if rival is None:
-        return
-    choice = rival.choice
-    code, label, over = "about-equal", f"{choice.strategy} {choice.codec}", choice.over
-    if choice.alone:
-        code, label, over = "about-equal-alone", choice.members[0], ""
-    yield Reason.of(code, label, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
-                    percent=100 * (SIGNIFICANT_RATIO - 1), members=len(choice.members))  # fmt: skip
 
 
 def _why_alone(best: Candidate, groups: Sequence[Candidate], machine_count: int) -> Iterator[Reason]:
@@ -242,15 +219,28 @@ _NOTICEABLE_PERCENT = 0.05
 """Per cent of a step below which waiting is not mentioned."""
 _WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
 _LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
+_RATHER = (
+    "{subject} is used rather than {other}, which is about as fast ({rival:.2f} against {useful:.2f}; predictions "
+    "cannot tell differences below {percent:.0f} %): "
+)
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would compute a step in {compute_text} and "
     "then wait {exposed_text} for the network",
     "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines would "
     "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
-    "{useful:.2f}; predictions cannot tell differences below {percent:.0f} %), so the simpler, more exact way is used",
+    "{useful:.2f}; predictions cannot tell differences below {percent:.0f} %)",
     "about-equal-alone": "{subject} alone is about as fast ({rival:.2f} against {useful:.2f}; predictions cannot tell "
     "differences below {percent:.0f} %)",
+    "rather-exact": _RATHER + "it averages gradients exactly",
+    "rather-encrypted": _RATHER + "its traffic is encrypted",
+    "rather-fp32": _RATHER + "it sends numbers in full (fp32)",
+    "rather-fewer": _RATHER + "it needs fewer machines",
+    "rather-gains": _RATHER + "it is worth more than one machine alone",
+    "rather-faster": _RATHER + "it is a little faster",
+    "rather-lower-loss": _RATHER + "its loss should be lower",
+    "rather-less-traffic": _RATHER + "it sends less",
+    "rather-equal": _RATHER + "they are equal in all that is compared",
     "not-predicted": "{subject} with {members:.0f} machines is used as the profile says, without a prediction: its "
     "cost is not known",
     "no-group": "{subject} alone: these machines cannot train together (--explain says why)",

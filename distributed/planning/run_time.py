@@ -107,6 +107,13 @@ def promised_time(planning: Planning | None) -> RunTime | None:
     return run_time(planning, planning.best) if planning else None
 
 
+def steps_text(candidate: Candidate) -> str:
+    """Return the steps of a run and their samples: ``80 steps of 24 samples``; ``of up to 24``, where those that end an
+    epoch are smaller."""
+    batch = counted(candidate.global_batch, "sample")
+    return f"{counted(candidate.steps, 'step')} of {'up to ' if candidate.has_smaller_steps else ''}{batch}"
+
+
 def quality_text(planning: Planning, candidate: Candidate) -> str:
     """Return the effect of a candidate on the result, in words: the expected increase of the loss, and when it reaches
     the final loss of one machine.

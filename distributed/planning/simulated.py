@@ -310,8 +310,13 @@ def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
 
 
 def job_after(profile: Profile, trainable: int, steps: int, samples: int) -> Job:
-    """Return the job of a run of which only trainable parameters, steps and samples are known."""
-    training = profile.training.model_copy(update={"max_steps": steps})
-    counts: dict[str, Any] = {"trainable": trainable, "total": trainable, "samples": max(1, samples)}
+    """Return the job of a run of which only trainable parameters, steps and samples are known.
+
+    Args:
+        samples: of all steps, each as often as it was trained on.
+    """
+    passes = 1.0 if profile.training.max_steps else profile.training.epochs
+    training = profile.training.model_copy(update={"max_steps": steps, "epochs": passes})
+    counts: dict[str, Any] = {"trainable": trainable, "total": trainable, "samples": max(1, round(samples / passes))}
     workload = Workload(tuning=profile.model.tuning, **counts)
     return job_of(profile.model_copy(update={"training": training}), workload)

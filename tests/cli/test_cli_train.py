@@ -260,10 +260,12 @@ def test_a_trial_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capt
 
 @pytest.mark.parametrize(("in_epoch", "in_all"), [(100, 300), (6.5, 21)])
 def test_a_trial_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: int, capsys: Capture) -> None:
-    """An epoch of six and a half steps has seven."""
+    """An epoch of six and a half steps has seven, and takes as long as six and a half."""
     said = [step(number, member, epoch=number / in_epoch) for number in range(1, 7) for member in (0, 1)]
     rehearsal(FakeRun(said), as_json=True, overrides={"max_steps": "0", "epochs": "3"})
-    assert json.loads(capsys.readouterr().out)["total_steps"] == in_all
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["total_steps"] == in_all
+    assert measured["seconds_total"] == pytest.approx(3 * in_epoch * measured["seconds_per_step"])
 
 
 def test_a_trial_run_of_a_plan_counts_evaluations_and_stands_beside_the_promise() -> None:

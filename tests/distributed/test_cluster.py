@@ -172,14 +172,14 @@ def test_the_job_of_a_profile() -> None:
     assert (job.samples, job.batch, job.start, job.preference, job.max_loss_increase) == (
         1600, 4, "scratch", "least-traffic", 0.05,
     )  # fmt: skip
-    assert job.steps_of(2) == 200
+    assert job.run_steps(2).steps == 200
 
 
 def test_a_plan_counts_the_short_step_of_each_epoch_as_the_run_does() -> None:
     few = profile().model_copy(update={"training": TrainingSettings(epochs=3, batch_size=8)})
-    assert job_of(few, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 9
+    assert job_of(few, WORKLOAD.model_copy(update={"samples": 40})).run_steps(2).steps == 9
     dropping = few.model_copy(update={"training": few.training.model_copy(update={"drop_last": True})})
-    assert job_of(dropping, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 6
+    assert job_of(dropping, WORKLOAD.model_copy(update={"samples": 40})).run_steps(2).steps == 6
 
 
 @pytest.mark.parametrize(

@@ -334,3 +334,15 @@ def test_a_plan_has_members_of_as_many_devices_as_asked_for(
         assert together_text(choice.members, choice.blocks).startswith(
             "2 members hold the model, each divided over its devices ("
         )
+
+
+def test_smaller_steps_of_a_pipeline_take_as_many_periods_as_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 samples are 16 and 4 of a micro-batch each: 10 on average, behind the two that fill three stages."""
+    monkeypatch.setattr(divided_plan, "size_for", lambda profile: UNTIED)
+    profile = profile_from_options("mine", {**FIXED, "layout": "pipeline", "stages": 3})
+    whole, halved = (
+        divided_plan.plan_layout(home(400, 400, 400), each, profile).ranking[0]
+        for each in (planned_job(samples=320, batch=16), planned_job(samples=400, batch=16, epochs=20))
+    )
+    assert (halved.steps, halved.samples, len(halved.members)) == (40, 400, 3)
+    assert halved.step == pytest.approx(whole.step * (10 + 2) / (16 + 2))

@@ -17,9 +17,10 @@ from planner_figures import LARGE, TINY, cluster, job, jobs, joined, machine, pr
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.documents.cluster import Cluster, Link, Measurement
 from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
-from distributed.planning.planner import plan, simplicity, with_hashes
+from distributed.planning.planner import plan, with_hashes
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import IN_USE, SIGNIFICANT_RATIO, WORDS, in_use, plain_reasons, sentence, settings_of
+from distributed.planning.ranking import SIGNIFICANT_RATIO, simplicity
+from distributed.planning.reasons import IN_USE, WORDS, in_use, plain_reasons, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
@@ -202,15 +203,6 @@ def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float
     assert simplicity(best) == min(
         simplicity(candidate) for candidate in ranking if candidate.useful_speed_up * SIGNIFICANT_RATIO > fastest * 1.01
     )
-
-
-@pytest.mark.slow
-def test_a_near_tie_is_told() -> None:
-    ties = [reason for mbit in (300, 350, 400) for reason in plan(cluster([8, 8, 8], mbit), job()).reasons
-            if reason.code == "about-equal"]  # fmt: skip
-    assert ties
-    assert all(1 / SIGNIFICANT_RATIO < reason.numbers["rival"] / reason.numbers["useful"] < 1.06 for reason in ties)
-    assert "predictions cannot tell differences below 5 %" in sentence(ties[0])
 
 
 def test_a_fine_tune_of_texts_is_merged_only_by_whom_a_higher_loss_suits() -> None:

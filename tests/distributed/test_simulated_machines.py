@@ -61,10 +61,10 @@ def equal_links(count: int, mbit: float, rtt: float, speeds: list[float]) -> Clu
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco", "demo", "noloco"])
 def test_a_step_of_equal_machines_costs_what_the_planner_says(strategy: str) -> None:
     plan = plan_with([LAPTOP], strategy=strategy)
-    job = job_after(plan.profile, SIZE, 100, 100 * plan.global_batch)
+    job = job_after(plan.profile, SIZE, 300, 300 * plan.global_batch)
     cluster = equal_links(4, 100, 20, [40.0] * 4)
     predicted = Predictor(cluster, job).predict(choice_of(plan.profile, tuple(m.name for m in cluster.machines)))
-    cost = clock(plan).cost((0, 1, 2, 3), SIZE, 100)
+    cost = clock(plan).cost((0, 1, 2, 3), SIZE, 300)
     assert cost.seconds == pytest.approx(predicted.step) and cost.exchange == pytest.approx(predicted.exchange)
     assert cost.wait(2) == pytest.approx(predicted.step - predicted.members[2].busy) and cost.busy[2] >= 8 / 40
 

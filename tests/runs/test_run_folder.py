@@ -187,6 +187,16 @@ def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     assert [e.message for e in again.events() if isinstance(e, WarningEvent)] == ["first", "second"]
 
 
+def test_a_stop_that_nobody_heard_and_removed_logs_do_not_end_a_resumed_run(tmp_path: Path) -> None:
+    with make(tmp_path) as folder:
+        unheard = folder.path / "requests" / "1-a.json"
+        unheard.write_text('{"action": "stop"}')
+        folder.logs.rmdir()
+    with RunFolder.resume(folder.path, make_plan(), ["again"]) as again:
+        assert not unheard.exists()
+        assert again.log_path("here").is_file()
+
+
 def test_a_resume_with_another_plan_that_never_trains_leaves_the_plan_as_it_was(tmp_path: Path) -> None:
     with make(tmp_path) as folder:
         folder.finish("failed", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from profiles.errors import counted
 from profiles.quantities import share_text
@@ -68,6 +68,45 @@ def steps_in(steps_per_epoch: float, epochs: float, drop_last: bool = False) -> 
     full = math.floor(steps_per_epoch + _ROUNDING) if drop_last else math.ceil(steps_per_epoch - _ROUNDING)
     partial_steps = math.ceil((epochs - full_epochs) * (full if drop_last else steps_per_epoch) - _ROUNDING)
     return max(1, full_epochs * full + partial_steps)
+
+
+class RunSteps(NamedTuple):
+    """The optimizer steps of a run as the trainer takes them: those of the whole group's batch, and the smaller ones at
+    the ends of epochs."""
+
+    full: int
+    batch: int
+    """Samples of a full step."""
+    smaller: int = 0
+    remainder: int = 0
+    """Samples of a smaller step: what an epoch leaves for it."""
+
+    @property
+    def steps(self) -> int:
+        return self.full + self.smaller
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole run, each as often as it is trained on."""
+        return self.full * self.batch + self.smaller * self.remainder
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean samples of a step."""
+        return self.samples / self.steps
+
+
+def run_steps(epoch_samples: int, batch: int, epochs: float, drop_last: bool = False, steps: int = 0) -> RunSteps:
+    """Return the steps of a run of ``epochs`` passes, or of so many ``steps``, over a data set of ``epoch_samples``.
+
+    Args:
+        batch: samples of a step of the whole group.
+        steps: a fixed number of steps; 0: as many as the epochs need.
+    """
+    total = steps or steps_in(epoch_samples / batch, epochs, drop_last)
+    full_in_epoch, remainder = divmod(epoch_samples, batch)
+    smaller = total // (full_in_epoch + 1) if remainder and not drop_last else 0
+    return RunSteps(total - smaller, batch, smaller, remainder if smaller else 0)
 
 
 def ends_in_warm_up(steps: int, profile: Profile) -> str:

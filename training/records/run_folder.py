@@ -148,6 +148,8 @@ class RunFolder:
             now = read_metadata(path)  # the run is held only since a moment ago
             earlier = now.earlier or Earlier.model_validate(now.model_dump())
             (path / "completed").unlink(missing_ok=True)
+            for request in (path / "requests").glob("*.json"):  # one to stop that nobody was there to hear would end it
+                request.unlink(missing_ok=True)
             if now.earlier is None or not (path / _EARLIER_PLAN).exists():
                 _keep_plan(path, plan)
             _write_plan(path, plan)
@@ -249,6 +251,7 @@ class RunFolder:
         while True:
             path = self.logs / (f"{stem}.log" if number == 1 else f"{stem}.{number}.log")
             try:
+                self.logs.mkdir(mode=0o755, exist_ok=True)  # somebody may have removed old logs
                 path.touch(mode=0o600, exist_ok=False)
             except FileExistsError:
                 number += 1

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
-from pydantic import create_model
+from pydantic import SerializationInfo, SerializerFunctionWrapHandler, create_model, model_serializer
 
 from profiles.declarations import OptionsByOwner, Section, option
 from profiles.errors import RunFailed
@@ -60,6 +60,14 @@ class _Options(Section):
         alias="bucket_mb",
     )
     compressor: str = "none"
+
+    @model_serializer(mode="wrap")
+    def _without_earlier_default(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        """Plans and snapshots of runs that wrote the mesh's size as the default keep their hash."""
+        document = handler(self)
+        if info.exclude_defaults and document.get("bucket_mb") == _MESH_BUCKET:
+            del document["bucket_mb"]
+        return document
 
     def bucket_elements(self, engine: str) -> int:
         """Return the size of a bucket in fp32 gradients, which is the same on all members.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from distributed.planning.run_time import RunTime, promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, memory_text, share_text, time_text
-from training.numerics.schedule import ends_in_warm_up, steps_in
+from training.numerics.schedule import RunSteps, ends_in_warm_up, run_steps
 from training.records.event_log import read_events
 from training.records.events import Event, StepEvent, SyncEvent
 from training.records.plan import RunPlan
@@ -74,13 +74,16 @@ class RehearsalFigures:
     device_memory_peak: int | None
     total_steps: int
     """Steps of the whole run."""
+    total_samples: int
+    """Its samples: the steps that end an epoch may be smaller than those of the trial."""
     evaluating: float = 0.0
     """Estimated seconds of all its evaluations; 0: unknown."""
 
     @property
     def seconds_total(self) -> float:
         """Estimated time of the whole run."""
-        return self.total_steps * self.seconds_per_step + self.evaluating
+        rate = self.samples_per_second
+        return (self.total_samples / rate if rate else 0.0) + self.evaluating
 
 
 def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
@@ -221,22 +224,25 @@ def measure(
         raise BadInput("the trial run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
     interval = sync_schedule_of(settings).interval if plan.world_size > 1 else 1
-    computes = [statistics.median(step.compute for step in steps) for steps in warm]
+    batches = [statistics.mean(step.samples for step in steps) for steps in warm]
+    computes = [
+        batch * statistics.median(step.compute / max(1, step.samples) for step in steps)
+        for batch, steps in zip(batches, warm, strict=True)
+    ]
     compute = max(computes)
     wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval
     computing = statistics.fmean(computes) / seconds if seconds else 0.0
-    samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
-    total_steps = _total_steps(plan, [step for steps in by_member.values() for step in steps])
+    whole = _whole_run(plan, [step for steps in by_member.values() for step in steps])
     return RehearsalFigures(
         strategy=plan.profile.strategy.strategy,
         engine=plan.engine,
         workers=plan.world_size,
         steps=state.step,
         seconds_per_step=seconds,
-        samples_per_second=samples / seconds if seconds else 0.0,
+        samples_per_second=sum(batches) / seconds if seconds else 0.0,
         compute_share=computing,
         wait_share=1.0 - computing if seconds else 0.0,
         transfer_share=min(1.0, transfer / interval / seconds) if seconds else 0.0,
@@ -244,8 +250,9 @@ def measure(
         steps_between_syncs=interval,
         memory_peak=max((member.memory_peak for member in members), default=0),
         device_memory_peak=max(device_peaks, default=None),
-        total_steps=total_steps,
-        evaluating=_seconds_per_evaluated_sample(state) * _evaluated_samples(planning, total_steps),
+        total_steps=whole.steps,
+        total_samples=whole.samples,
+        evaluating=_seconds_per_evaluated_sample(state) * _evaluated_samples(planning, whole.steps),
     )
 
 
@@ -258,14 +265,18 @@ def _seconds_per_evaluated_sample(state: RunState) -> float:
     return sum(e.seconds for e in evaluations) / max(1, sum(e.samples for e in evaluations))
 
 
-def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
+def _whole_run(plan: RunPlan, steps: Sequence[StepEvent]) -> RunSteps:
     """Return the steps of the whole run, extrapolated from the fraction of an epoch that was trained."""
     training = plan.profile.training
-    epoch_steps = [step for step in steps if step.epoch > 0]
-    if training.max_steps or not epoch_steps:
-        return training.max_steps or max(step.step for step in steps)
-    last_step = max(epoch_steps, key=lambda step: (step.epoch < 1, step.step))  # the step that ends an epoch is smaller
-    return steps_in(last_step.step / last_step.epoch, training.epochs, training.drop_last)
+    last_step = max(steps, key=lambda step: step.step)
+    taken = Counter[int]()
+    for step in steps:
+        taken[step.step] += step.samples
+    batch = max(1, *taken.values())
+    if last_step.epoch <= 0:
+        return RunSteps(training.max_steps or last_step.step, batch)
+    epoch_samples = max(1, round(taken.total() / last_step.epoch))
+    return run_steps(epoch_samples, batch, training.epochs, training.drop_last, training.max_steps)
 
 
 def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:

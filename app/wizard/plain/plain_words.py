@@ -20,7 +20,7 @@ from app.wizard.state.records import (
 )
 from app.wizard.state.state import WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
-from distributed.planning.run_time import together_text
+from distributed.planning.run_time import steps_text, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, memory_text, rate_text, share_text, time_text
 
@@ -173,8 +173,7 @@ def way_words(candidate: CandidateRow) -> str:
         return "not measured"
     phrases = [
         duration_text(candidate.seconds),
-        f"{counted(predicted.steps, 'step')} of {counted(predicted.global_batch, 'sample')}, "
-        f"{time_text(predicted.step)} each",
+        f"{steps_text(predicted)}, {time_text(predicted.step)} each",
     ]
     if not candidate.choice.alone:
         phrases += [

@@ -20,7 +20,7 @@ from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.options import memory_saving_settings, options_by_name
 from profiles.schema import AskedEngine, Profile
-from training.numerics.schedule import AskedRule, steps_in
+from training.numerics.schedule import AskedRule, RunSteps, run_steps
 from training.optimization.optimizers import state_bytes
 from training.records.plan import MemberPlan
 from training.strategies.costs import Start, start_of
@@ -99,10 +99,10 @@ class Job(OptionsByOwner, ModelCounts):
         """Return the samples of one optimizer step of a group."""
         return self.global_batch or members * self.reference_batch
 
-    def steps_of(self, members: int) -> int:
-        """Return the optimizer steps of the whole run."""
-        steps_per_epoch = max(1, round(self.samples / self.epochs)) / self.global_batch_of(members)
-        return self.steps or steps_in(steps_per_epoch, self.epochs, self.drop_last)
+    def run_steps(self, members: int) -> RunSteps:
+        """Return the optimizer steps of the whole run of a group."""
+        epoch_samples = max(1, round(self.samples / self.epochs))
+        return run_steps(epoch_samples, self.global_batch_of(members), self.epochs, self.drop_last, self.steps)
 
 
 class Figures(DocumentFile):
@@ -226,7 +226,7 @@ class MemberForecast(Document):
     micro_batch: int
     """Samples of one forward pass."""
     seconds: float
-    """Compute of one optimizer step."""
+    """Mean compute of an optimizer step: those that end an epoch may be smaller."""
     busy: float = 0.0
     """``seconds`` with the mean work for exchanges: the part of a step that is not waiting."""
     correction: float = 1.0
@@ -248,7 +248,7 @@ class PredictedOutcome(Document):
     fits: bool = True
     """Whether every member has enough memory."""
     step: float = 0.0
-    """Seconds of one optimizer step."""
+    """Mean seconds of an optimizer step: those that end an epoch may be smaller."""
     skew: float = 0.0
     """Seconds of a step that the slowest member waits because step times vary; included in ``exposed``."""
     samples_per_second: float = 0.0
@@ -275,9 +275,11 @@ class Candidate(PredictedOutcome):
     accumulation: int = 1
     global_batch: int = 0
     steps: int = 0
+    samples: int = 0
+    """Samples of the whole run, with the smaller steps that end its epochs; 0: unknown."""
     rounds: int = 0
     compute: float = 0.0
-    """Seconds of the slowest member's step, without exchanges."""
+    """Mean seconds of the slowest member's step, without exchanges."""
     exchange: float = 0.0
     """Seconds of one exchange, without overlap."""
     exchange_correction: float = 1.0
@@ -294,6 +296,11 @@ class Candidate(PredictedOutcome):
         return self.steps * self.step + self.evaluating if self.step else 0.0
 
     @property
+    def has_smaller_steps(self) -> bool:
+        """Whether so many steps are smaller than the others that their mean is a sample less."""
+        return 0 < round(self.samples / self.steps) < self.global_batch if self.steps else False
+
+    @property
     def waiting(self) -> float:
         """Share of the machines' time in which training stands still for exchanges, as a run measures it: the mean over
         the machines. 0 if the time of a step is not known."""
@@ -308,7 +315,6 @@ class Settings(Document):
 
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
-
     members: tuple[MemberPlan, ...]
     """What was chosen for each member, by its name: batch size, shard and paths."""
     engine: Engine
@@ -355,7 +361,7 @@ class Planning(DocumentFile):
         It compares candidates both for a fixed number of steps (in which a group sees more samples) and for a fixed
         number of samples. 0: the speed is not known.
         """
-        samples = self.job.steps_of(1) * self.job.global_batch_of(1)
+        samples = self.job.run_steps(1).samples
         rate = candidate.samples_per_second * candidate.token_efficiency
         training = candidate.steps * candidate.step
         return samples / rate * candidate.seconds / training if rate and training else 0.0

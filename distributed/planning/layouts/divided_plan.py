@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypedDict
@@ -22,7 +23,9 @@ from distributed.planning.layouts.layout_documents import Layout, LayoutCandidat
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
+from training.data.sample_order import apportion
 from training.layouts.inside.checks import refusal_inside
+from training.numerics.schedule import RunSteps
 from training.records.plan import DevicePlan, MemberPlan
 from training.strategies.registry import default_strategy, strategy_class
 from training.strategies.user_strategy import load_user_strategy, sync_schedule_of
@@ -202,8 +205,9 @@ def _merging(profile: Profile) -> _Merging:
 def _candidate(layout: LayoutCandidate, job: Job, merging: _Merging) -> Candidate:
     """Return a pipeline as the other documents of a plan show it: with its devices as their members."""
     stages = [stage for member in layout.members for stage in member]
-    samples = job.global_batch_of(len(layout.members))
-    compute = [stage.seconds * layout.micro_batches for stage in stages]
+    run = job.run_steps(len(layout.members))
+    micro_batches, step = _mean_step(layout, run)
+    compute = [stage.seconds * micro_batches for stage in stages]
     members = tuple(
         MemberForecast(
             name=stage.name,
@@ -223,18 +227,29 @@ def _candidate(layout: LayoutCandidate, job: Job, merging: _Merging) -> Candidat
             members=tuple(stage.name for stage in stages),
             blocks=tuple((stage.start, stage.end) for stage in stages),
         ),
-        step=layout.step,
-        samples_per_second=samples / layout.step if layout.step else 0.0,
+        step=step,
+        samples_per_second=run.mean_batch / step if step else 0.0,
         speed_up=1.0,
         useful_speed_up=1.0,
         members=members,
         accumulation=layout.micro_batches,
-        global_batch=samples,
-        steps=job.steps_of(len(layout.members)),
+        global_batch=run.batch,
+        steps=run.steps,
+        samples=run.samples,
         compute=max(compute),
-        exposed=layout.step - max(compute),
+        exposed=step - max(compute),
         reasons=(layout.reason,),
     )
+
+
+def _mean_step(layout: LayoutCandidate, run: RunSteps) -> tuple[float, float]:
+    """Return the mean micro-batches and seconds of a run's steps: a pipeline takes as many periods as micro-batches
+    pass through its stages."""
+    filling = len(layout.members[0]) - 1
+    largest_part = max(apportion(run.remainder, [layout.micro_batch] * len(layout.members)))
+    in_smaller = math.ceil(largest_part / layout.micro_batch)
+    micro_batches = (run.full * layout.micro_batches + run.smaller * in_smaller) / run.steps
+    return micro_batches, layout.step * (micro_batches + filling) / (layout.micro_batches + filling)
 
 
 def _settings(layout: LayoutCandidate, candidate: Candidate, cluster: Cluster, profile: Profile) -> Settings:
