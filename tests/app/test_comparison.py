@@ -30,7 +30,7 @@ TRAINABLE = 1_000_000
 
 
 def profile(strategy: str, **options: str) -> Profile:
-    job = {"task": "custom", "model_path": "job.py:build", "batch_size": "5", "lr_scaling": "off"}
+    job = {"task": "custom", "model_path": "job.py:build", "batch_size": "5", "epochs": "1", "lr_scaling": "off"}
     return profile_from_options("job", {**job, "strategy": strategy, **options})
 
 
