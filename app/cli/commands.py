@@ -42,7 +42,7 @@ def _also(name: str) -> str:
     return f" Also: {name}." if IS_CHECKOUT else ""
 
 
-_FIRST = ("train", "launch", *GROUPS, "profiles")
+_FIRST = ("train", "launch", *GROUPS)
 """Entries of the top-level help."""
 COMMANDS: dict[str, CommandEntry] = {
     **plugin_commands(),

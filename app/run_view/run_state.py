@@ -296,18 +296,17 @@ def machine_changes(state: RunState) -> list[tuple[float, TimelineEntry]]:
     moves, since = [], dict[int, float]()
     for entry in arrivals_and_departures(state):
         step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
-        if step is None and not entry.is_arrival and entry.member in state.members:
+        if step is None and entry.is_arrival and entry.member in since:  # it was alone
+            step = since[entry.member] + 1
+        elif step is None and not entry.is_arrival and entry.member in state.members:
             step = max(state.members[entry.member].step, since.get(entry.member, 0.0))
         if step is not None and entry.kind == "back":
             step = _first_own_step(state, entry.member, step)
         last_step = state.total_steps if state.total_steps is not None else math.inf
-        if (
-            step is not None
-            and (not entry.is_arrival or step >= 1)
-            and not (entry.status == "left" and step >= last_step)
-        ):
-            since[entry.member] = step
-            moves.append((step, entry))
+        if step is None or (entry.is_arrival and step < 1) or (entry.status == "left" and step >= last_step):
+            continue
+        since[entry.member] = step
+        moves.append((step, entry))
     return moves
 
 

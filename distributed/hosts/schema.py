@@ -24,7 +24,8 @@ _Interface = Annotated[str, StringConstraints(pattern=r"^[\w.:@-]*$", max_length
 
 
 def short(text: str, limit: int = 80) -> str:
-    """Return the text, cut for a message."""
+    """Return the text in one line, cut for a message."""
+    text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

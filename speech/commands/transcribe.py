@@ -58,21 +58,21 @@ def transcribe(
     """
     if Path(model).is_file():  # MODEL was left out
         model, files = "", [Path(model), *(files or ())]
-    is_file = not (files or microphone) and Path(model).suffix.lower() in SOUND_ENDINGS
-    if is_file or (files and not any(file.exists() for file in files)):  # before the model is loaded for nothing
-        raise BadInput(f"{visible(files[0] if files else model)}: no such file", "name sound files")
     if bool(files) == bool(microphone):
-        raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
+        is_file = Path(model).suffix.lower() in SOUND_ENDINGS
+        missing = f"{visible(model)}: no such file" if is_file and not files else "no recording was named"
+        raise BadInput(missing, "name sound files, or --microphone SECONDS")
     path = find_usable_model(output, model, is_speech_model)
     models = [*([base_model(path)] if compare else []), str(path)]
     if compare and out:
         raise BadInput("--compare shows the texts of both models and writes no files", "leave out --out")
+    if files and not any(file.exists() for file in files):  # before the model is loaded for nothing
+        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []
         folder = TranscriptFolder(out, recordings, chosen, overwrite) if out else None
-        options: dict[str, Any] = {"language": language, "prompt": prompt, "timestamps": timestamps}
-        options["workers"] = local
+        options: dict[str, Any] = {"language": language, "prompt": prompt, "timestamps": timestamps, "workers": local}
         options["prefer_timestamps"] = bool({*chosen} - {"txt"})
         answers = []
         for number, name in enumerate(models):

@@ -53,7 +53,7 @@ def test_a_python_without_packages_is_named_with_the_command_that_gives_them(lab
     (one,) = preflight.check(lab.hosts(python=""))
     one.link.close()
     assert one.problem is not None and "python3 has no torch" in one.problem.message
-    assert one.provisionable and "distributed-check --fix" in one.problem.hint
+    assert one.provisionable and "machines check --fix" in one.problem.hint
 
 
 @pytest.mark.slow

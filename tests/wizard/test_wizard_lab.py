@@ -19,6 +19,7 @@ from app.wizard.state.state import Step, WizardState
 from distributed.preparation.custom_code import code_of
 from profiles.files import library
 from profiles.files.resolve import load_profile
+from profiles.installation import command_line
 from tests.distributed.muster_runs import JOB, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.spec import HostSpec
@@ -127,7 +128,7 @@ def test_what_was_chosen_is_what_runs(make_lab: MakeLab, project: Path, capsys: 
         assert [end - begin for begin, end in zip(before, after, strict=True)] == [1, 1]  # of the run's own process
         run = Path(state.launch.value.run)
         assert read_plan(run / "plan.json").hash() == state.plan.value.hash
-        assert RunFolder.open(run).metadata.command == words[1:]
+        assert command_line(*RunFolder.open(run).metadata.command[1:]).split() == words
     finally:
         wizard.close()
     assert main(["stop", "--kill", run.name[:20]]) == 0
