@@ -64,8 +64,10 @@ def test_a_hint_calls_the_program_as_it_was_called(
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"
 
 
-def test_the_first_help_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_help_leads_to_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
+    assert "--help-all" in capsys.readouterr().out
+    assert main(["--help-all"]) == 0
     assert "profiles  List, show and check profiles." in capsys.readouterr().out
 
 
