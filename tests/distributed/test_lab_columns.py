@@ -11,6 +11,7 @@ import pytest
 from tests.distributed.muster_runs import PATIENCE, ours
 from tests.distributed.test_lab_pipeline import Pipeline
 from tests.lab.fixtures import MakeLightLab
+from tests.lab.light import LightLab
 from tests.lab.processes import signal_all
 from tests.waiting import until
 from training.records.events import ErrorEvent, MemberEvent, RunEvent, StepEvent
@@ -21,16 +22,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OPTIONS = ("--max-steps", "8", "--batch-size", "12", "--strategy", "diloco", "--sync-interval", "2", "--codec", "fp32")
 
 
+def four_devices(make_light_lab: MakeLightLab) -> LightLab:
+    """Three hosts, the first one with two devices."""
+    lab = make_light_lab("a", "b", "c")
+    hosts = json.loads(lab.hosts_file.read_text())
+    hosts["machines"][0]["devices"] = ["cpu", "cpu"]
+    lab.hosts_file.write_text(json.dumps(hosts))
+    return lab
+
+
 def losses(muster: Pipeline, run_id: str) -> dict[tuple[int | None, int], float]:
     steps = [event for event in muster.events(run_id) if isinstance(event, StepEvent)]
     return {(event.member, event.step): event.loss for event in steps}
 
 
 def test_two_members_train_as_two_whole_ones_through_a_stop(tmp_path: Path, make_light_lab: MakeLightLab) -> None:
-    lab = make_light_lab("a", "b", "c")
-    hosts = json.loads(lab.hosts_file.read_text())
-    hosts["machines"][0]["devices"] = ["cpu", "cpu"]
-    lab.hosts_file.write_text(json.dumps(hosts))
+    lab = four_devices(make_light_lab)
     muster = Pipeline(tmp_path, lab, 8, stages=2)
     muster.let_pass(1000)
     words = muster.train(*OPTIONS)
@@ -53,10 +60,7 @@ def test_two_members_train_as_two_whole_ones_through_a_stop(tmp_path: Path, make
 
 
 def test_a_member_that_lost_a_device_comes_back_by_itself(tmp_path: Path, make_light_lab: MakeLightLab) -> None:
-    lab = make_light_lab("a", "b", "c")
-    hosts = json.loads(lab.hosts_file.read_text())
-    hosts["machines"][0]["devices"] = ["cpu", "cpu"]
-    lab.hosts_file.write_text(json.dumps(hosts))
+    lab = four_devices(make_light_lab)
     muster = Pipeline(tmp_path, lab, 5000, stages=2)
     muster.let_pass(4)
     options = ("--max-steps", "5000", *OPTIONS[2:], "--eval-interval", "0", "--layout", "pipeline", "--stages", "2")

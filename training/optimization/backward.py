@@ -88,7 +88,7 @@ class Backward:
             loss = self._task.loss(self._model, move(batches.micro_batches[index], self._precision.device))
         refuse_untrained(loss)
         share = batches.weights[index] / batches.weight if batches.weight else 0.0
-        self._precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+        self._precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]  # torch has no types
         return loss.detach() * share
 
     def _halve(self, size: int, error: Exception, warn: Callable[[str], None]) -> None:

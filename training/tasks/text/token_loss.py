@@ -31,7 +31,7 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """
     if logits.numel() < _MANY:
         return nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED)
-    loss: torch.Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]  # torch has no types
     return loss
 
 
