@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +136,7 @@ class StepScreen(BaseScreen):
     _notice = ""
     _was_blocker = False
     _busy_since: Mapping[str, float] = {}
-    """Work in progress, and when this screen first showed it (``time.monotonic``)."""
+    """Work in progress, and when this screen first showed it, by the application's clock."""
 
     @property
     def steered(self) -> SteeredApp:
@@ -228,10 +227,11 @@ class StepScreen(BaseScreen):
         lines = []
         if state.notice and self._still_true(state):
             lines.append(literal(state.notice, "$text-warning"))
-        self._busy_since = {work: self._busy_since.get(work, time.monotonic()) for work in busy_here(state)}
+        now = self.steered.clock()
+        self._busy_since = {work: self._busy_since.get(work, now) for work in busy_here(state)}
         if self._busy_since:
             spin = self.steered.spinner()
-            busy = " · ".join(_with_clock(work, since) for work, since in self._busy_since.items())
+            busy = " · ".join(_with_clock(work, now - since) for work, since in self._busy_since.items())
             lines.append(Content.assemble((f"{spin} ", "$text-primary"), muted(busy)))
         return Content("\n").join(lines) if lines else self.hint(state)
 
@@ -284,9 +284,8 @@ class StepScreen(BaseScreen):
         return " ".join(row.plain.split()) if row is not None else self.headless()
 
 
-def _with_clock(work: str, since: float) -> str:
+def _with_clock(work: str, seconds: float) -> str:
     """Return work in progress, with its time once it has taken a while."""
-    seconds = time.monotonic() - since
     return work if seconds < _SHORT_WORK else f"{work} {duration_text(seconds)}"
 
 
