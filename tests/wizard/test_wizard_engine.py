@@ -86,13 +86,16 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
 
 def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make: Make) -> None:
     """Else the run would begin beside the measurement."""
-    services = FakeServices(hold={"forecast": threading.Event()})
-    services.hold["forecast"].set()
+    services = FakeServices(hold={"forecast": threading.Event(), "plan": threading.Event()})
     wizard = with_machines(make, services)
     on(wizard, Step.PLAN)
+    until(lambda: "plan" in services.asked)
+    services.hold["forecast"].set()
     until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     services.hold["forecast"].clear()
     wizard.do(do.measure())
+    services.hold["plan"].set()  # a plan that was begun before the measurement was asked for
+    until(lambda: all(one.outcome for one in wizard.asked_for() if one.task.kind is TaskKind.PLAN))
     assert blockers(wizard.state) == ("the plan is being made",)
     services.hold["forecast"].set()
     until_state(wizard, lambda state: not blockers(state))

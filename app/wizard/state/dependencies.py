@@ -63,7 +63,8 @@ def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
             return _interval(state)
         case TaskKind.PLAN:
             selection = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
-            return members, answers.job, answers.preference, selection, state.strategy.status, answers.save_as
+            figures = state.strategy.status, state.strategy.value.measure
+            return members, answers.job, answers.preference, selection, figures, answers.save_as
     return None
 
 
