@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed.agent.install_failures import explain
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
 from distributed.system import keep_awake
 
@@ -36,15 +37,13 @@ SIZE, SIZE_WITH_CUDA = 1_600_000_000, 5_600_000_000
 """Bytes of an environment that trains, without CUDA and with it."""
 PIP_PATIENCE = ("--retries", "2", "--timeout", "20")
 """Options of pip: where an index cannot be reached, that is said within a minute."""
-_NETWORK_ERROR = re.compile(
-    r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
-    r"Network is unreachable|Connection refused|tcp connect error|error sending request"
-)
 _STEP = re.compile(r"^(Collecting|Processing|Downloading|Building|Installing|Resolved|Prepared|Installed)\b")
 _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?)(i?)B\)$")
 _MOST_FETCHED = 0.9
 """Share of the work that is done when the last package is downloaded; unpacking is the rest."""
-_KEPT_LINES = 40
+_KEPT_LINES = 1000
+LOG = "install.log"
+"""File in Muster's folder: the output of pip or uv that failed last."""
 BEAT = 20.0
 """Seconds between two signs of life of a step without output."""
 
@@ -147,6 +146,9 @@ def heartbeat(
 class Unbuildable(Exception):
     """``args`` are the problem, the fix, and whether packages sent by the requesting machine would help."""
 
+    output: Sequence[str] = ()
+    """Lines of the program that failed."""
+
 
 def key(recipe: str) -> str:
     """Return the name of the environment for this recipe, Python and platform."""
@@ -187,9 +189,25 @@ def build(root: Path, request: BuildEnvironment) -> dict[str, Any]:
         return {"python": environment(root, request)}
     except Unbuildable as error:
         problem, fix, offline = (*error.args, False)[:3]
-        return {"problem": problem, "fix": fix, "offline": offline}
+        return {
+            "problem": problem,
+            "fix": fix,
+            "offline": offline,
+            "log": error.output and write_log(root, error.output),
+        }
     except OSError as error:
         return {"problem": str(error), "fix": "are the folder and the disk there writable?"}
+
+
+def write_log(root: Path, output: Sequence[str]) -> str:
+    """Keep the output of a failed installation; return the file's path, empty where it cannot be written."""
+    log = root / LOG
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        log.write_text("\n".join(output) + "\n", encoding="utf-8", errors="replace")
+    except OSError:  # such as a full disk
+        return ""
+    return str(log)
 
 
 def environment(root: Path, recipe: BuildEnvironment) -> str:
@@ -351,25 +369,9 @@ def _run(command: list[str], environment: dict[str, str], log: InstallLog | None
             if log is not None and (text := log.describe(line)):
                 say(text, log.share)
     if process.returncode != 0:
-        raise Unbuildable(*explain(list(lines)))
-
-
-def explain(lines: list[str]) -> tuple[str, str, bool]:
-    """Return the problem in the output of pip or uv, its fix, and whether the package source is at fault."""
-    text = "\n".join(lines)
-    errors = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
-    message = (errors or [line for line in lines if line] or ["it gave no reason"])[0][:300]
-    if "No space left" in text or "Disk quota" in text:
-        reason = "the disk quota is used up" if "Disk quota" in text else "the disk is full"
-        return reason, "free some space there (or inodes: df -i), or set 'project_path' to another disk", False
-    if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
-        fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
-        return "a package differs from the one that was tested", fix, True
-    if _NETWORK_ERROR.search(text):
-        return f"the package index cannot be reached ({message})", "", True
-    if "No matching distribution" in text or "No solution found" in text:
-        return f"a package is not available for this Python ({message})", "set 'python' in the hosts file", False
-    return f"the packages cannot be installed: {message}", "try the last command by hand there", False
+        failure = Unbuildable(*explain(list(lines)))
+        failure.output = list(lines)
+        raise failure
 
 
 def say(text: str, share: float = 0.0) -> None:

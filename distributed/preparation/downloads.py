@@ -15,7 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.agent.environment_builder import PIP_PATIENCE
+from distributed.agent.environment_builder import PIP_PATIENCE, write_log
+from distributed.agent.install_failures import explain
+from distributed.machine.link import CACHE
 from profiles.errors import BadInput
 from profiles.installation import training_python
 
@@ -55,16 +57,19 @@ def run_pip(command: str, options: Sequence[str], problem: str, see: Callable[[s
         BadInput: they cannot be downloaded here.
     """
     argv = [python_with_pip()[0], "-m", "pip", command, "--progress-bar=off", "--disable-pip-version-check"]
-    errors = ["pip failed"]
+    lines: list[str] = []
     with subprocess.Popen(
         [*argv, *PIP_PATIENCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:
         for line in map(str.strip, pip.stdout or ()):
-            if line.startswith("ERROR"):
-                errors.append(line)
+            lines.append(line)
             see(line)
     if pip.returncode != 0:
-        raise BadInput(f"{problem}: {errors[-1]}", "are internet access and pip there?")
+        failure = explain(lines)
+        log = write_log(Path(CACHE).expanduser(), lines)
+        fixes = [failure.fix or "is this computer on the internet? pip config list shows the index that is asked"]
+        fixes += [f"all that pip wrote: {log}"] if log else []
+        raise BadInput(f"{problem}: {failure.problem}", "; ".join(fixes))
 
 
 @lru_cache

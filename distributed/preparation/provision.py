@@ -308,6 +308,7 @@ def _build(link: MachineLink, tools: BuildTools, recipe: Recipe, hashed: str, wh
             if "problem" in reply:
                 offline = reply.get("offline") is True
                 fix = str(reply.get("fix", "")) or (_OFFLINE_FIX if offline else "")
+                fix += f"; all that it wrote: {log} there" if (log := reply.get("log")) else ""
                 raise (PackagesMissing if offline else SshError)(link.name, str(reply["problem"]), fix)
             share = reply.get("share")
             say(InstallProgress(str(reply.get("say", "")), share if isinstance(share, float) else 0.0))

@@ -138,7 +138,7 @@ class _Collection:
         wheels = str(self.folder / "wheels")
         sources = ["-r", self._written("requirements.txt", "\n".join(packages)), "--find-links", wheels]
         settings = ["--only-binary=:all:", "--dest", wheels]
-        run_pip("download", [*sources, *options, *settings], "the packages cannot be collected", see)
+        run_pip("download", [*sources, *options, *settings], "the packages cannot be collected on this computer", see)
 
     def _written(self, name: str, text: str) -> str:
         (self.folder / "wheels").mkdir(exist_ok=True)

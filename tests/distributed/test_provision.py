@@ -142,7 +142,8 @@ def test_a_package_with_another_hash_is_refused(wheels: Path, tmp_path: Path, mo
     lines = hashed_for(recipe.hashes, builder.find(tmp_path, FindEnvironment(recipe.digest)), recipe.requirements)
     order = BuildEnvironment(recipe.digest, recipe.requirements, recipe.lock, lines, "", str(wheels))
     reply = builder.build(tmp_path, order)
-    assert reply["problem"] == "a package differs from the one that was tested" and reply["offline"]
+    assert "musterling==1.0 differs from the file that was tested" in reply["problem"] and reply["offline"]
+    assert "DO NOT MATCH THE HASHES" in Path(reply["log"]).read_text()
 
 
 @pytest.mark.slow
@@ -305,19 +306,6 @@ def test_uv_names_sizes_and_no_share() -> None:
     assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
     assert headway.share == 0.0 and headway.describe("Resolved 80 packages in 1.2s") == "installing 80 packages"
     assert headway.describe("Installed 80 packages in 255ms") == "Installed 80 packages"
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "the disk is full"),
-        ("error: Failed to fetch: dns error", "the package index cannot be reached"),
-        ("ERROR: No matching distribution found for torch==9", "a package is not available for this Python"),
-        ("ERROR: something else", "the packages cannot be installed: ERROR: something else"),
-    ],
-)
-def test_the_words_of_pip_and_uv_become_a_cause(line: str, problem: str) -> None:
-    assert builder.explain(["Collecting torch", line])[0].startswith(problem)
 
 
 @pytest.mark.slow
