@@ -58,6 +58,7 @@ from distributed.ssh.errors import (
     UserRefused,
 )  # fmt: skip
 from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
+from distributed.ssh.login_history import PastLogin
 from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
 from profiles.quantities import memory_text
@@ -207,6 +208,9 @@ class TourOutside(Outside):
 
     def neighbours(self) -> Sequence[str]:
         return ()  # the tour asks no real machine
+
+    def past_logins(self) -> Sequence[PastLogin]:
+        return ()  # nor remembers any
 
     # ---------------------------------------------------------------------------------------------------- connections
 

@@ -1,5 +1,5 @@
-"""Machines this computer already knows: from ~/.ssh/config, known_hosts, hosts files, typed addresses, and the peers of
-Tailscale and WireGuard.
+"""Machines this computer already knows: from ~/.ssh/config, known_hosts, hosts files, typed addresses, Muster's earlier
+log-ins, and the peers of Tailscale and WireGuard.
 
 The latter are queried with an ordinary user's rights; a program that is missing, fails or hangs contributes nothing.
 """
@@ -21,6 +21,7 @@ from distributed.hosts.file import load_hosts, split_address, typed_machine
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
 from distributed.ssh.keys.host_keys import Expected, KnownHosts, fingerprint, known_name
+from distributed.ssh.login_history import past_logins
 from distributed.ssh.wire import explain_name
 from distributed.system import output
 from profiles.errors import BadInput
@@ -49,6 +50,8 @@ class Sources:
     """Whether to evaluate an accepted SSH configuration that a hosts file names, which may run commands."""
     ssh_config: Path = USER_CONFIG
     known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
+    past_logins: bool = True
+    """Whether to list the machines that have let Muster in before."""
     peers: bool = True
     """Whether to query Tailscale and WireGuard for their peers."""
 
@@ -63,6 +66,8 @@ class MachineCandidate:
     """File that names it; entries of one name in two files are separate claims."""
     unread: bool = False
     """Whether the SSH configuration of its hosts file must not be evaluated."""
+    address: str = ""
+    """Literal address that it had at the last log-in, for a name that leads nowhere now."""
 
     @property
     def key(self) -> SightingKey:
@@ -99,6 +104,9 @@ def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
     config_file = "" if config == USER_CONFIG else str(config)
     configured = (SshTarget(name, name, config_file=config_file) for name in config_names(config.expanduser()))
     listed += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in configured]
+    for login in past_logins() if sources.past_logins else ():
+        target = SshTarget(login.name, login.host, login.port, login.user, config_file=config_file)
+        listed.append(MachineCandidate(SightingOrigin.PAST_LOGIN, target, address=login.address))
     if sources.peers:
         listed += _peers(config_file)
     for name in keys.local:
@@ -171,6 +179,8 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
         through = host.jumps[-1].host if host.jumps else "its ProxyCommand"
         return Sighting(key, target.name, host.hostname, through=through)
     endpoints = _endpoints(host, interfaces)
+    if not endpoints and candidate.address:
+        endpoints = _endpoints(replace(host, hostname=candidate.address), interfaces)
     problem = None if endpoints else Problem("name_unknown", *explain_name(host))
     expected = host.known_hosts().expected(*host.known_names)
     return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem, expected=expected)

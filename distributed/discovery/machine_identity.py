@@ -7,7 +7,6 @@ one list, or two announced host names, stay two machines unless they share an ad
 
 from __future__ import annotations
 
-import ipaddress
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from distributed.discovery.sightings import (
     SightingOrigin,
     State,
 )
+from distributed.hosts.file import is_literal_address
 from distributed.ssh.keys.host_keys import NEW_HOST_KEYS, Expected
 
 
@@ -116,12 +116,24 @@ def machines(state: State) -> tuple[FoundMachine, ...]:
 
 
 def _identified_machines(state: State) -> Iterator[FoundMachine]:
-    for (identity, refuted), buckets in _buckets(state).items():
+    grouped = _buckets(state)
+    for (identity, refuted), buckets in grouped.items():
+        if refuted:
+            buckets = [bucket for bucket in buckets if not _has_moved(bucket, grouped)]
         twins = [_machine(identity, refuted, bucket, state) for bucket in buckets]
         for number, machine in enumerate(twins):
             others = [twin.name for twin in twins if twin is not machine]
             identifier = f"{machine.id}#{number}" if number else machine.id
             yield replace(machine, id=identifier, problem=machine.problem or (_same_key(others) if others else None))
+
+
+def _has_moved(bucket: _Bucket, grouped: Mapping[tuple[str, bool], list[_Bucket]]) -> bool:
+    """Whether another machine answers at the address of earlier log-ins, while theirs is listed at its new one."""
+    return all(
+        sighting.key.origin is SightingOrigin.PAST_LOGIN
+        and any((fingerprint, False) in grouped for _, fingerprint in sighting.expected.keys)
+        for sighting in bucket.sightings
+    )
 
 
 def _same_key(others: list[str]) -> Problem:
@@ -257,15 +269,7 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
 def _name(sightings: list[Sighting], known_as: list[str]) -> str:
     """Return the name of a machine: a real name takes precedence over an address, even a typed one."""
     names = [*(sighting.name for sighting in sightings), *(name for name in known_as if not set("[ (") & set(name))]
-    return next((name for name in names if not _is_address(name)), names[0])
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return next((name for name in names if not is_literal_address(name)), names[0])
 
 
 def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Reachability:

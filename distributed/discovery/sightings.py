@@ -33,6 +33,7 @@ class SightingOrigin(str, Enum):
     PROFILE = "profile"
     SSH_CONFIG = "ssh config"
     BONJOUR = "Bonjour"
+    PAST_LOGIN = "used before"
     TAILSCALE = "Tailscale"
     WIREGUARD = "WireGuard"
     KNOWN_HOSTS = "known hosts"
@@ -42,7 +43,9 @@ class SightingOrigin(str, Enum):
         return list(SightingOrigin).index(self)
 
 
-REMEMBERED = frozenset((SightingOrigin.TAILSCALE, SightingOrigin.WIREGUARD, SightingOrigin.KNOWN_HOSTS))
+REMEMBERED = frozenset(
+    (SightingOrigin.PAST_LOGIN, SightingOrigin.TAILSCALE, SightingOrigin.WIREGUARD, SightingOrigin.KNOWN_HOSTS)
+)
 """Origins of machines that the user has not asked for: listed only while they answer."""
 
 

@@ -11,6 +11,7 @@ defaults for all of them.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -242,6 +243,14 @@ def split_address(text: str) -> dict[str, Any]:
     host = (match[1] or match[3] or "") if match else host_and_port
     port = (match[2] or match[4]) if match else None
     return {"name": host, "user": user or None, "port": int(port) if port else None}
+
+
+def is_literal_address(host: str) -> bool:
+    """Whether a host is an IP address, with or without a scope, rather than a name."""
+    try:
+        return bool(ipaddress.ip_address(host.partition("%")[0]))
+    except ValueError:
+        return False
 
 
 def typed_machine(text: str) -> Machine:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import getpass
 import glob
 import os
+import pwd
 import re
 import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -227,7 +228,7 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         identities_only=setting("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=setting("hostkeyalias"),
-        user_known_hosts=tuple(map(path, split_paths(setting("userknownhostsfile")))),
+        user_known_hosts=_in_home(map(path, split_paths(setting("userknownhostsfile")))),
         system_known_hosts=tuple(map(path, split_paths(setting("globalknownhostsfile")))),
         known_hosts_command=tuple(command),
         revoked_keys=path(revoked) if (revoked := setting("revokedhostkeys")) else None,
@@ -241,6 +242,20 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         proxy_command=expand(setting("proxycommand")),
         proxy_passes_stream=setting("proxyusefdpass", "no") == "yes",
     )
+
+
+def _in_home(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Put the usual files of ``$HOME`` before those of the account's home folder, which ssh uses whatever ``HOME`` is.
+
+    New keys are written to the first file: all that Muster writes lies in one home folder.
+    """
+    listed = list(files)
+    try:
+        account = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
+    except KeyError:  # a user without an entry, as in some containers: ssh does not start for it either
+        return tuple(listed)
+    usual = [file.name for file in listed if file.parent == account and file.name in ("known_hosts", "known_hosts2")]
+    return tuple(dict.fromkeys([*(Path.home() / ".ssh" / name for name in usual), *listed]))
 
 
 def split_paths(text: str) -> list[str]:

@@ -42,6 +42,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.forward import LOOPBACK, Forward, Heartbeat, RemotePorts
 from distributed.ssh.keys.host_keys import fingerprint
+from distributed.ssh.login_history import note_login
 from distributed.ssh.process import CHUNK, LOST_HINT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, SshStream, dial
@@ -95,16 +96,14 @@ class SshConnection:
         gateway: SshConnection | None,
         options: _ConnectOptions,
     ) -> None:
-        self.host = host
-        self.machine = host.machine
+        self.host, self.machine = host, host.machine
         self.authenticated_by = authenticated_by
         """The key's label, ``password``, or ``none``."""
         self.system = self.host_name = ""
         """Outputs of ``uname -sm``, for example ``Darwin arm64``, and of ``uname -n``."""
         self.transport = transport
-        self.gateway = gateway
+        self.gateway, self._owns_gateway = gateway, True
         self._marker = "muster" + secrets.token_hex(8)
-        self._owns_gateway = True
         self._options = options
         self._further: list[SshConnection] = []  # for commands beyond the server's MaxSessions
         self._further_lock = threading.Lock()
@@ -162,6 +161,7 @@ class SshConnection:
             connection = cls._open(host, gateway, options)
             connection._owns_gateway = shared is None
             connection._check_that_commands_run(max(options.timeout, host.connect_timeout))
+            note_login(target, host, "" if gateway else connection.peer, connection.fingerprint, connection.host_name)
         except BaseException:
             for opened in (connection, gateway if shared is None else None):
                 if opened is not None:

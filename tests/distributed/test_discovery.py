@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,8 +61,10 @@ from distributed.discovery.sightings import (
     Withdrawn,
     apply,
 )
-from distributed.ssh.config import SshTarget
-from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
+from distributed.ssh.access import check_access
+from distributed.ssh.config import ResolvedHost, SshTarget
+from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, fingerprint
+from distributed.ssh.login_history import forget_login, note_login, past_logins
 from distributed.system import parse_ports
 from profiles.errors import BadInput
 from tests.waiting import PATIENCE, until
@@ -263,6 +266,22 @@ def test_a_typed_address_takes_no_machine_s_name() -> None:
     typed = replace(sighting("192.168.1.9", place, origin=SightingOrigin.TYPED), host="192.168.1.9")
     (machine,) = machines(folded(sighting("c", place), typed, Identified(place, "SHA256:k")))
     assert machine.name == "c"
+
+
+def test_a_machine_used_before_is_the_one_that_is_announced_at_another_address() -> None:
+    expected = Expected("192.168.1.9", (("ssh-ed25519", "SHA256:k"),))
+    before = replace(sighting("attic", endpoint(9), origin=SightingOrigin.PAST_LOGIN), expected=expected)
+    gone = folded(before, Failed(endpoint(9), Problem("timeout", "no answer")))
+    assert machines(gone) == ()
+    stranger = Identified(endpoint(9), "SHA256:other", keys=(("ssh-ed25519", "SHA256:other"),))
+    (machine,) = machines(folded(before, stranger))
+    assert machine.status is Reachability.OTHER_KEY
+    announced = sighting("attic", endpoint(12)), Identified(endpoint(12), "SHA256:k")
+    (machine,) = machines(folded(before, stranger, *announced))
+    assert (machine.found_by, machine.status) == ((SightingOrigin.BONJOUR,), Reachability.ONLINE)
+    two_names = replace(before, key=before.key._replace(name="loft"), name="loft")
+    (machine,) = machines(folded(before, two_names, Identified(endpoint(9), "SHA256:k")))
+    assert machine.found_by == (SightingOrigin.PAST_LOGIN,) and {"attic", "loft"} <= set(machine.names)
 
 
 @pytest.mark.parametrize("origin", [SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.BONJOUR])
@@ -519,6 +538,56 @@ def test_a_long_name_may_be_typed() -> None:
     assert (found.target.host, found.target.port, found.target.user) == ("a" * 100 + ".example", 23, "ada")
 
 
+def logged_in(name: str, host: str, address: str, host_key: str = "SHA256:k", host_name: str = "") -> None:
+    note_login(SshTarget(name, host), ResolvedHost(name, host, 22, "ada"), address, host_key, host_name)
+
+
+@pytest.fixture
+def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the machines that let Muster in."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "muster" / "logins"
+
+
+def test_who_let_us_in_is_looked_up_by_name_and_else_where_it_was(logins: Path) -> None:
+    logged_in("attic", "attic.invalid", "192.168.1.9")
+    logged_in("192.168.1.10", "192.168.1.10", "192.168.1.10", host_name="porch")
+    found = candidates(Sources(ssh_config=Path("/dev/null"), known_hosts=(), peers=False), KnownKeys())
+    assert {(one.target.name, one.target.user) for one in found} == {("attic", "ada"), ("porch", "ada")}
+    seen = [look_up(one, OURS) for one in found]
+    assert {one.endpoints for one in seen if one} == {(endpoint(9),), (endpoint(10),)}
+    assert candidates(Sources(ssh_config=Path("/dev/null"), past_logins=False, peers=False), KnownKeys()) == []
+
+
+@pytest.mark.parametrize("text", ["", "[" * 5000, "null", '{"name": "a"}', '{"host": "-oProxyCommand=x"}', "\xff"])
+def test_a_damaged_note_of_a_log_in_costs_that_machine_alone(logins: Path, text: str) -> None:
+    logged_in("attic", "attic.local", "192.168.1.9")
+    (file,) = logins.iterdir()
+    file.write_text(text)
+    logged_in("porch", "porch.local", "192.168.1.10", "SHA256:p")
+    assert [login.host for login in past_logins()] == ["porch.local"]
+    logged_in("attic", "attic.local", "192.168.1.9")
+    assert {login.host for login in past_logins()} == {"porch.local", "attic.local"}
+
+
+def test_where_nothing_can_be_written_no_log_in_fails(logins: Path) -> None:
+    logins.parent.mkdir()
+    logins.write_text("not a folder")
+    logged_in("attic", "attic.local", "192.168.1.9")
+    forget_login("attic.local", None)
+    assert past_logins() == []
+
+
+def test_processes_that_log_in_at_the_same_time_lose_no_machine(logins: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: logged_in(f"m{n}", f"m{n}.local", "192.168.1.9", f"SHA256:{n}"), range(40)))
+    assert len(past_logins()) == 40
+    logged_in("again", "again.local", "192.168.1.9", "SHA256:7")  # another name of m7
+    forget_login("M7.local", None)
+    assert {"m7.local", "again.local"}.isdisjoint(login.host for login in past_logins())
+    assert len(past_logins()) == 39
+
+
 @pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "@", "ada@"])
 def test_what_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a machine"):
@@ -620,7 +689,9 @@ def test_a_server_that_hangs_up_is_a_problem_in_one_line() -> None:
     assert isinstance(seen, Problem) and seen.cause == "dropped" and seen.message.isprintable()
 
 
-def test_a_real_server_shows_its_key(make_light_lab: Callable[..., object]) -> None:
+def test_a_real_server_shows_its_key_and_is_listed_again_after_a_log_in(
+    make_light_lab: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.lab.light import LightLab
 
     lab = make_light_lab("a")
@@ -629,6 +700,19 @@ def test_a_real_server_shows_its_key(make_light_lab: Callable[..., object]) -> N
     seen = read_host_key(Endpoint("127.0.0.1", "lo", host.port, PathKind.HERE))
     assert isinstance(seen, HostKeyInfo)
     assert f"{seen.key_type} {base64.b64encode(seen.blob).decode()}" == host.host_key
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    target = SshTarget("attic", "127.0.0.1", host.port, key=str(lab.key))
+    assert check_access(target, trust=lambda key: key.fingerprint == seen.fingerprint).ok
+    (written,) = (tmp_path / "muster" / "logins").iterdir()
+    assert written.stat().st_mode & 0o077 == 0
+    sources = Sources(ssh_config=Path("/dev/null"), known_hosts=(), peers=False)  # as where known_hosts is hashed
+    with Discovery(sources, browse=False) as discovery:
+        until(lambda: [m.found_by for m in machines(discovery.state) if m.name == "attic" and m.paths[0].online])
+    assert [m.found_by for m in machines(discovery.state) if not m.here] == [(SightingOrigin.PAST_LOGIN,)]
+    forget_login("127.0.0.1", host.port)
+    assert past_logins() == []
 
 
 def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.hosts.file import Machine
-from distributed.ssh.config import ResolvedHost, SshTarget, parse_jumps, resolve, split_paths
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, parse_jumps, resolve, split_paths
 from profiles.errors import BadInput
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
@@ -71,6 +71,17 @@ def test_agent_socket_is_the_configured_one(resolved: Resolve, monkeypatch: pyte
 def test_several_known_hosts_files_may_have_spaces_in_their_names(resolved: Resolve) -> None:
     host = resolved('UserKnownHostsFile "/my keys/known  hosts" /b "/c d/e"')
     assert host.user_known_hosts == (Path("/my keys/known  hosts"), Path("/b"), Path("/c d/e"))
+
+
+@needs_ssh
+def test_new_host_keys_are_written_to_the_home_that_has_our_key_and_those_of_the_account_hold(
+    resolved: Resolve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)  # for ssh, not HOME
+    first, *others = resolved("").user_known_hosts
+    assert first == Path(OWN_KEY).expanduser().with_name("known_hosts") == tmp_path / ".ssh/known_hosts"
+    assert account / ".ssh/known_hosts" in others
 
 
 @given(st.lists(st.sampled_from(["/", "~", "/a", "~/.ssh/a", "/b c", "%d/my keys/known.hosts", "$HOME/a  b"])))

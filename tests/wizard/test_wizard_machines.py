@@ -23,6 +23,7 @@ from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
 from distributed.ssh.keys.host_keys import HostKeyInfo
+from distributed.ssh.login_history import PastLogin
 from profiles.files.resolve import ProfileEntry
 from tests.waiting import until_state
 
@@ -84,6 +85,18 @@ def test_what_was_typed_and_what_a_file_says_come_first() -> None:
     (row,) = Naming((), [Hosts(machines=(entry,), ssh_config="/etc/mine")]).rows([listed])
     hosts = hosts_of([row])
     assert hosts.machines == (entry,) and hosts.ssh_config == "/etc/mine"
+
+
+@pytest.mark.parametrize("host", ["attic.lan", "192.168.1.3"])
+def test_a_machine_used_before_has_its_name_and_user_at_its_present_address(host: str) -> None:
+    login = PastLogin("attic", host, "192.168.1.3", 22, "ada", "SHA256:x")
+    unnamed = replace(STUDIO, name="192.168.1.7", names=("192.168.1.7",), found_by=(SightingOrigin.KNOWN_HOSTS,))
+    (row,) = Naming((), (), logins=[login]).rows([unnamed])
+    assert (row.name, row.entry.user, row.found_by[-1]) == ("attic", "ada", "used before")
+    assert (row.entry.found_at or row.entry.host) == "192.168.1.7"
+    assert host != "attic.lan" or row.entry.host == host
+    (other,) = Naming((), (), logins=[replace(login, fingerprint="SHA256:y")]).rows([unnamed])
+    assert (other.name, other.entry.user) == ("192.168.1.7", "")
 
 
 @pytest.mark.parametrize("paths", [(PATH,), ()])
@@ -170,6 +183,7 @@ def test_a_key_that_is_known_under_another_name_is_not_asked_for_again(
         ((SightingOrigin.TYPED.value,), "added by you"),
         (("Bonjour", "hosts file"), "found by Bonjour and hosts file"),
         ((SightingOrigin.TYPED.value, "Bonjour"), "found by Bonjour, added by you"),
+        (("Bonjour", SightingOrigin.PAST_LOGIN.value), "found by Bonjour, used before"),
     ],
 )
 def test_how_a_machine_came_into_the_list(found_by: tuple[str, ...], origin: str) -> None:

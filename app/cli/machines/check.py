@@ -22,6 +22,7 @@ from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
+from distributed.ssh.login_history import forget_login
 from profiles.errors import ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS
 from profiles.quantities import bytes_text
@@ -113,6 +114,12 @@ class _Case:
     left: Inventory | None = None
     problem: MusterError | None = None
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of Muster is there."""
+        newest = self.left or self.inventory
+        return self.problem is None and newest is not None and newest.empty
+
     def work(self, hosts: Hosts, blob: str) -> None:
         """Take the inventory, or remove what it lists; ``blob`` is our public key."""
         roots = tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
@@ -151,6 +158,9 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
             machines = f"{counted(len(to_clean), 'machine')} to clean"
             if to_clean and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
                 list(pool.map(lambda case: case.work(targets, blob), to_clean))
+            for case in cases:
+                if case.is_clean:
+                    forget_login(case.machine.host, case.machine.port)
             return _tell(cases, as_json)
         finally:
             for case in cases:
@@ -180,7 +190,7 @@ def _inventory_lines(inventory: Inventory) -> list[str]:
 
 
 def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
-    clean = all(case.problem is None and (case.left or case.inventory or Inventory()).empty for case in cases)
+    clean = all(case.is_clean for case in cases)
     for case in () if as_json else cases:
         if case.problem is not None:
             say_error(case.problem.message, case.problem.hint)
@@ -213,10 +223,8 @@ def _left_lines(left: Inventory) -> Iterator[str]:
 
 def _document(case: _Case) -> dict[str, Any]:
     problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
-    newest = case.left or case.inventory
-    clean = case.problem is None and newest is not None and newest.empty
     inventories = {"found": _inventory_document(case.inventory), "left": _inventory_document(case.left)}
-    return {"name": case.machine.name, "clean": clean, **inventories, **problem}
+    return {"name": case.machine.name, "clean": case.is_clean, **inventories, **problem}
 
 
 def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:

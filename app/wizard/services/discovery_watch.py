@@ -68,6 +68,7 @@ class DiscoveryWatch:
         self._typed: dict[str, Search] = {}
         self._met: Sequence[str] = ()
         self._met_at = float("-inf")
+        self._logins = outside.past_logins()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._browsing = outside.search(Sources(hosts_files=self._files, configurations=True))
@@ -81,7 +82,7 @@ class DiscoveryWatch:
             for text in typed if not self._closed.is_set() else ():
                 if text not in self._typed:
                     with contextlib.suppress(MusterError):  # already listed; Access shows what is wrong with it
-                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=(), peers=False)
+                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=(), past_logins=False, peers=False)
                         self._typed[text] = self._outside.search(sources, browse=False)
         for discovery in gone:
             discovery.close()
@@ -106,7 +107,7 @@ class DiscoveryWatch:
     def _sight(self, typed: Mapping[str, Search]) -> DiscoveredMachines:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         discovered = machines(state)
-        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(discovered)
+        rows = Naming(typed, self._hosts, self._outside.this_computer, self._logins).rows(discovered)
         seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER

@@ -16,11 +16,20 @@ from app.wizard.state.records import ItemStatus, MachineRow
 from distributed.discovery.known_machines import USER_KNOWN_HOSTS, read_known_keys
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
-from distributed.hosts.file import Hosts, Machine, other_python, python_demands, split_address, typed_machine
+from distributed.hosts.file import (
+    Hosts,
+    Machine,
+    is_literal_address,
+    other_python,
+    python_demands,
+    split_address,
+    typed_machine,
+)
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import Stage
 from distributed.ssh.keys.host_keys import HostKeyInfo
+from distributed.ssh.login_history import PastLogin
 from distributed.system import output, read
 from profiles.errors import BadInput
 from profiles.installation import training_python
@@ -104,14 +113,17 @@ def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 class Naming:
-    """Finds how to reach discovered machines: as typed, by their hosts file, by SSH alias, or by ``.local`` name."""
+    """Finds how to reach discovered machines: as typed, by their hosts file, by SSH alias, by ``.local`` name, or as at
+    an earlier log-in."""
 
     def __init__(
         self,
         typed: Iterable[str],
         files: Iterable[Hosts],
         this_machine: Callable[[], ThisComputer] = this_computer,
+        logins: Sequence[PastLogin] = (),
     ) -> None:
+        self._logins = logins
         self._this_machine = this_machine
         self._typed = {str(split_address(text)["name"]).casefold(): text for text in typed}
         self._entries: dict[str, tuple[Machine, str]] = {}
@@ -134,10 +146,13 @@ class Naming:
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """Return the row of a machine; ``host`` is its name in the local network, unless two machines claim it."""
         names = tuple(name.casefold() for name in machine.names)
-        entry, ssh_config = self._entry(machine, names, host)
-        details = self._this_machine() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
+        login = self._login_of(machine)
+        entry, ssh_config = self._entry(machine, names, host, login)
+        name = login.name if login is not None and is_literal_address(machine.name) else machine.name
+        details = self._this_machine() if machine.here else ThisComputer(name, *_announced(machine.details))
         if machine.here:
             entry = _local_entry(entry.name, entry.python or details.python)
+        origins = dict.fromkeys((*machine.found_by, *((SightingOrigin.PAST_LOGIN,) if login is not None else ())))
         problem, is_untried = machine.problem, machine.status is Reachability.UNCHECKED
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
@@ -151,7 +166,7 @@ class Naming:
             chip=details.chip,
             memory=details.memory,
             system=details.system,
-            found_by=tuple(origin.value for origin in machine.found_by),
+            found_by=tuple(origin.value for origin in origins),
             paths=machine.paths,
             fingerprint=machine.fingerprint,
             names=names,
@@ -160,7 +175,9 @@ class Naming:
             other_python=other_python(entry) is not None,
         )
 
-    def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
+    def _entry(
+        self, machine: FoundMachine, names: Sequence[str], host: str, login: PastLogin | None
+    ) -> tuple[Machine, str]:
         """Return a hosts file entry that reaches the machine, and the SSH configuration of that file."""
         typed = next((self._typed[name] for name in names if name in self._typed), "")
         if typed and SightingOrigin.TYPED in machine.found_by:
@@ -169,19 +186,29 @@ class Naming:
         listed = next((self._entries[name] for name in names if name in self._entries), None)
         if listed is not None and {SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE} & set(machine.found_by):
             return listed
-        return _found_entry(machine, host), ""
+        return _found_entry(machine, host, login), ""
+
+    def _login_of(self, machine: FoundMachine) -> PastLogin | None:
+        """Return the latest log-in at a machine with this host key; of clones, at one with its name."""
+        logins = [login for login in self._logins if login.fingerprint == machine.fingerprint]
+        names = {name.casefold() for name in machine.names}
+        named = (login for login in logins if names & {login.name.casefold(), login.host.casefold()})
+        return next(named, next(iter(logins), None))
 
 
-def _found_entry(machine: FoundMachine, host: str) -> Machine:
-    """Return an entry by SSH alias, by ``.local`` name and discovered address, or by that address alone."""
+def _found_entry(machine: FoundMachine, host: str, login: PastLogin | None) -> Machine:
+    """Return an entry by SSH alias, by ``.local`` name or that of an earlier log-in and discovered address, or by that
+    address alone."""
     name = plain_name(machine.name)
     best = machine.paths[0].endpoint if machine.paths else None
     if best is None or (SightingOrigin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
         return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else _NO_HOST)
     port = best.port if best.port != 22 else None
+    user = login.user if login is not None else ""
+    host = host or (login.host if login is not None and not is_literal_address(login.host) else "")
     if not host or not _is_host(host):
-        return Machine(name=name or best.address, address=best.scoped, port=port)
-    return Machine(name=name or host, address=host, port=port, found_at=best.scoped)
+        return Machine(name=name or best.address, address=best.scoped, port=port, user=user)
+    return Machine(name=name or host, address=host, port=port, user=user, found_at=best.scoped)
 
 
 def _is_host(text: str) -> bool:

@@ -320,6 +320,7 @@ def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
 
 def origin_of(row: MachineRow) -> str:
     """Return how a machine came into the list, in words."""
-    finders = [finder for finder in row.found_by if finder != SightingOrigin.TYPED.value]
+    words = {SightingOrigin.TYPED.value: "added by you", SightingOrigin.PAST_LOGIN.value: "used before"}
+    finders = [finder for finder in row.found_by if finder not in words]
     found = f"found by {' and '.join(finders)}" if finders else ""
-    return ", ".join(filter(None, (found, "added by you" if len(finders) < len(row.found_by) else "")))
+    return ", ".join(filter(None, (found, *(words[finder] for finder in row.found_by if finder in words))))
