@@ -57,7 +57,7 @@ class MachinesScreen(StepScreen):
         Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
         Key("s", "ask_neighbours", "Ask", "Ask the machines that this computer has met on its networks for SSH."),
-        Key("d,delete", "remove", "Remove", "Remove a machine that you added from the list.", shown=False),
+        Key("d,delete", "remove", "Remove", "Remove a machine that a or s added from the list.", shown=False),
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
@@ -77,11 +77,13 @@ class MachinesScreen(StepScreen):
         return lines
 
     def head(self, state: WizardState) -> Content:
-        if not state.machines.advice:
-            return Content("")
-        others = any(not row.here for row in state.machines.rows)
-        nothing_found = [] if others else [literal("No other machine found so far.", "$text-warning")]
-        return Content("\n").join([*nothing_found, *[muted(f"· {line}") for line in state.machines.advice]])
+        machines = state.machines
+        if any(not row.here for row in machines.rows) or not machines.nothing_found:
+            heading, advice = [], machines.advice
+        else:
+            heading = [literal("No other machine found so far.", "$text-warning")]
+            advice = (*machines.advice, *machines.nothing_found)
+        return Content("\n").join([*heading, *[muted(f"· {line}") for line in advice]])
 
     def empty(self, state: WizardState) -> Content:
         return muted("Searching for machines: " + ", ".join(state.machines.searched))
@@ -141,7 +143,7 @@ class MachinesScreen(StepScreen):
             if row is not None and f"typed:{text}" in (row.key, *row.aliases):
                 self.do(actions.remove_machine(text))
                 return
-        self.notify("only machines that you added can be removed; space leaves others out", timeout=3)
+        self.notify("only machines that a or s added can be removed; space leaves others out", timeout=3)
 
     def headless(self) -> str:
         return command_line("machines", "discover", *self.state.answers.typed)

@@ -197,7 +197,9 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
         await pilot.press("n")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         assert services.see is not None
-        looked = DiscoveredMachines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
+        looked = DiscoveredMachines(
+            (), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, nothing_found=("switch on Remote Login there",)
+        )
         await asyncio.to_thread(services.see, looked)
         await until_text(pilot, "No other machine found so far.")
         assert "switch on Remote Login there" in text(app)
@@ -207,6 +209,7 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
         await pilot.press(*"ada", "at", *"studio", "enter")
         await until(pilot, lambda: services.added == ["ada@studio"])
         await until_text(pilot, "[x] studio")
+        await until(pilot, lambda: "switch on Remote Login there" not in text(app))
 
     drive_set_up(services, drive)
 

@@ -15,8 +15,8 @@ from app.wizard.state.assessment import of_run
 from app.wizard.state.data_actions import Selection, leave_out
 from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import ask_neighbours
-from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted
+from app.wizard.state.neighbours import THIS_NETWORK, ask_neighbours
+from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, origin_of, sighted
 from app.wizard.state.records import (
     Assessment,
     DataSummary,
@@ -241,7 +241,10 @@ def test_neighbours_that_accept_ssh_are_listed_once_and_not_picked() -> None:
     answered = ("10.9.9.9", ANNA.entry.host)
     state = apply(state, done(task, answered))
     assert [row.name for row in state.machines.rows] == ["desk", "anna", "10.9.9.9"]
-    assert "1 more machine" in state.notice
+    assert "1 more machine" in state.notice and state.machines.rows[-1].found_by == (THIS_NETWORK,)
+    row = replace(ANNA, key="SHA256:n", aliases=("typed:10.9.9.9",), found_by=("typed", "used before"))
+    (_, row) = apply(state, sighted(DiscoveredMachines((HERE, row)))).machines.rows
+    assert origin_of(row) == "answers SSH on this network, used before"
     assert state.answers.picked == ("here",) and state.answers.typed == ("10.9.9.9",)
     again = apply(apply(state, ask_neighbours()), done(task, answered))
     assert len(again.machines.rows) == 3 and "no other machine" in again.notice

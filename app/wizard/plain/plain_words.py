@@ -53,7 +53,7 @@ def machine_lines(state: WizardState) -> Iterator[str]:
         yield from _trouble(row)
     if len(state.machines.rows) < 2:
         yield f"searched: {'; '.join(state.machines.searched)}"
-        yield from state.machines.advice
+        yield from (*state.machines.advice, *state.machines.nothing_found)
 
 
 def _about(row: MachineRow) -> Iterator[str]:

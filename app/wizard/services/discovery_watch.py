@@ -111,17 +111,19 @@ class DiscoveryWatch:
         seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
-        advice = (*problems, *((*self._of_neighbours(), *ADVICE) if alone else ()))
+        nothing_found = (*self._of_neighbours(typed), *ADVICE) if alone else ()
         searched, present = _searched(state, self._files), self._presence(discovered)
-        return DiscoveredMachines(rows, searched, seconds, advice, present, self._outside.picks_all)
+        return DiscoveredMachines(rows, searched, seconds, problems, nothing_found, present, self._outside.picks_all)
 
-    def _of_neighbours(self) -> tuple[str, ...]:
-        """Return the addresses seen on these networks, and how a machine without Bonjour can announce itself."""
+    def _of_neighbours(self, typed: Iterable[str]) -> tuple[str, ...]:
+        """Return the addresses seen on these networks, but typed ones, and how a machine without Bonjour can announce
+        itself."""
         if self._outside.now() - self._met_at > _MEET_EVERY:
             self._met, self._met_at = self._outside.neighbours(), self._outside.now()
-        ellipsis = " ..." if len(self._met) > _SHOWN else ""
-        named = f"this network also has {', '.join(self._met[:_SHOWN])}{ellipsis}: s asks which of them accept SSH"
-        return (*((named,) if self._met else ()), ANNOUNCE)
+        unlisted = [address for address in self._met if address not in typed]
+        more = f" and {len(unlisted) - _SHOWN} more" if len(unlisted) > _SHOWN else ""
+        ask = f"key s asks for SSH on this network: {', '.join(unlisted[:_SHOWN])}{more}"
+        return (*((ask,) if unlisted else ()), ANNOUNCE)
 
     def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
         """Return the presence of saved machines, recomputed only if the listed ones change: each costs ``ssh -G``."""

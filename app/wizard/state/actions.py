@@ -196,7 +196,7 @@ def add_machine(state: State, text: str) -> State:
 def remove_machine(state: State, text: str) -> State:
     """Remove a typed machine."""
     key, rows = f"typed:{text}", state.machines.rows
-    gone = {row.key for row in rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
+    gone = {row.key for row in rows if key in (row.key, *row.aliases) and len(row.found_by) == 1}
     remaining = tuple(row for row in rows if row.key not in gone)
     pinned = tuple(row for row in state.pinned if row.key != key)
     state = replace(state, machines=replace(state.machines, rows=remaining), pinned=pinned)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from app.wizard.state.dependencies import action
 from app.wizard.state.records import MachineRow
 from app.wizard.state.state import TaskKind
 from app.wizard.state.state import WizardState as State
+from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import counted
+
+THIS_NETWORK = "this network"
+"""Origin of a machine that answered when its network was asked, in place of its being typed."""
 
 
 @action
@@ -27,7 +31,9 @@ def with_neighbours(state: State, addresses: Sequence[str]) -> State:
     }
     new = [address for address in addresses if address not in {*known, *state.answers.typed}]
     rows = tuple(
-        MachineRow(f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=("typed",))
+        MachineRow(
+            f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=(THIS_NETWORK,)
+        )
         for address in new
     )
     machines = replace(state.machines, rows=(*state.machines.rows, *rows))
@@ -35,3 +41,13 @@ def with_neighbours(state: State, addresses: Sequence[str]) -> State:
     more = counted(len(new), "more machine on this network accepts SSH", "more machines on this network accept SSH")
     none = "no other machine that this computer has met on its networks accepts SSH; start the SSH server there"
     return state.answering(typed=(*state.answers.typed, *new)).noting(f"{more}: space picks one" if new else none)
+
+
+def by_this_network(state: State, rows: Iterable[MachineRow]) -> Iterator[MachineRow]:
+    """Yield discovered rows, those of neighbours with the network as their origin: the search takes them for typed."""
+    neighbours = {row.key for row in state.pinned if THIS_NETWORK in row.found_by}
+    for row in rows:
+        if not neighbours.isdisjoint((row.key, *row.aliases)):
+            origins = (THIS_NETWORK if name == SightingOrigin.TYPED.value else name for name in row.found_by)
+            row = replace(row, found_by=tuple(origins))
+        yield row

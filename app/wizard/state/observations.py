@@ -13,7 +13,7 @@ from app.wizard.state.assessment import of_pairs, of_report
 from app.wizard.state.data_actions import STILL_READ, with_selection
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import with_neighbours
+from app.wizard.state.neighbours import THIS_NETWORK, by_this_network, with_neighbours
 from app.wizard.state.records import (
     FINE,
     GOOD,
@@ -247,7 +247,7 @@ def watch_failed(state: State, cause: str, fix: str = "") -> State:
 @observation
 def sighted(state: State, seen: DiscoveredMachines) -> State:
     """Discovery reported machines; this computer and those of the hosts file are selected automatically, once."""
-    rows = _with_pinned(seen.rows, state.pinned)
+    rows = _with_pinned(by_this_network(state, seen.rows), state.pinned)
     state = _follow_keys(replace(state, machines=replace(seen, rows=rows)), state.machines.rows)
     if state.preselected is None or state.step not in (Step.HOME, Step.MACHINES):
         return state
@@ -320,7 +320,11 @@ def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
 
 def origin_of(row: MachineRow) -> str:
     """Return how a machine came into the list, in words."""
-    words = {SightingOrigin.TYPED.value: "added by you", SightingOrigin.PAST_LOGIN.value: "used before"}
+    words = {
+        SightingOrigin.TYPED.value: "added by you",
+        SightingOrigin.PAST_LOGIN.value: "used before",
+        THIS_NETWORK: "answers SSH on this network",
+    }
     finders = [finder for finder in row.found_by if finder not in words]
     found = f"found by {' and '.join(finders)}" if finders else ""
     return ", ".join(filter(None, (found, *(words[finder] for finder in row.found_by if finder in words))))

@@ -76,11 +76,10 @@ class AssessedRow(Assessment):
 
 @dataclass(frozen=True)
 class Presence:
-    """One machine of a saved profile, and whether it is online."""
+    """One machine of a saved profile, and whether it is online; ``None``: not known yet."""
 
     name: str
     present: bool | None = None
-    """``None``: not known yet."""
     far: bool = False
     """Whether it is a machine other than this computer."""
 
@@ -141,15 +140,16 @@ class MachineRow(AssessedRow):
 
 @dataclass(frozen=True)
 class DiscoveredMachines:
-    """Results of discovery at one moment."""
+    """Results of discovery at one moment, ``seconds`` after it began."""
 
     rows: tuple[MachineRow, ...] = ()
     searched: tuple[str, ...] = ()
     """Description of the search: services and interfaces, files."""
     seconds: float = 0.0
-    """Seconds since the search began."""
     advice: tuple[str, ...] = ()
-    """Advice if a machine is missing; filled when no other machine was found for some seconds."""
+    """What prevents the search, and what to do about it."""
+    nothing_found: tuple[str, ...] = ()
+    """Advice while no other machine is listed; filled when none was found for some seconds."""
     presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
     """By saved profile: its machines, and which of them are online."""
     picks_all: bool = False
