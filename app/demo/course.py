@@ -174,7 +174,7 @@ class TourScript:
             yield self._load(rank, begun + 0.1)
             for split in ("train", "validation", "test"):
                 count = fixture().data["splits"][split]
-                phase = f"features ({split})"
+                phase = f"preparing the recordings ({split})"
                 yield ProgressEvent(time=begun + 2.4, member=rank, phase=phase, done=count, total=count)
             yield self._member(rank, "joined", begun + 2.8)
             yield _log(begun + 2.8, "coordinator", f"INFO {machine.name} joined")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from textual.content import Content
@@ -21,6 +22,7 @@ from app.wizard.state.dependencies import measures
 from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
 from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
+from profiles.installation import shown_path
 from profiles.options import OptionSpec, check_value
 from profiles.quantities import duration_text, memory_text
 
@@ -38,8 +40,9 @@ _PLAIN = {
 _SHOWN_BROKEN = 3
 _VALUE = 36
 """Width of the value column in cells."""
-_NARROW_NAME, _NARROW_VALUE = 22, 15
-"""Widths of the columns of names and values in narrow terminals."""
+_NARROW_NAME, _NARROW_VALUE, _NARROW_PATH = 22, 15, 27
+"""Widths of the columns of names and values in narrow terminals; where the data set or the model is a path, the values
+take more."""
 
 
 class JobScreen(StepScreen):
@@ -72,7 +75,9 @@ class JobScreen(StepScreen):
         if self.app.size.width >= WIDE:
             return self.COLUMNS
         name, value, about = self.COLUMNS
-        return replace(name, max_width=_NARROW_NAME), replace(value, max_width=_NARROW_VALUE), about
+        paths = max(len(_shown(one)) for one in (state.job.value.dataset, state.job.value.model))
+        width = min(max(_NARROW_VALUE, paths), _NARROW_PATH)
+        return replace(name, max_width=_NARROW_NAME), replace(value, max_width=width), about
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         job, profile = state.job.value, state.answers.profile
@@ -85,8 +90,8 @@ class JobScreen(StepScreen):
             TableRow(
                 GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))
             ),
-            TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
-            TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
+            TableRow(DATASET, (Content("data set"), literal(_shown(job.dataset), "bold"), self._data(state.data))),
+            TableRow(MODEL, (Content("model"), literal(_shown(job.model), "bold"), self._fits(state))),
             TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
             *[_option(row, narrow) for row in main],
             TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted("rarely needed"), Content(""))),
@@ -149,7 +154,7 @@ class JobScreen(StepScreen):
 
     def _full_value(self, value: str) -> list[Content]:
         """Return a value in full if its cell cuts it."""
-        return [literal(value)] if len(value) > self.columns(self.state)[1].max_width else []
+        return [literal(value)] if len(_shown(value)) > self.columns(self.state)[1].max_width else []
 
     def head(self, state: WizardState) -> Content:
         traffic_note = measures(state)
@@ -263,6 +268,11 @@ class JobScreen(StepScreen):
         answers = self.state.answers
         settings = [word for name, value in answers.options for word in ("--set", f"{name}={value}")]
         return command_line("distributed-train", answers.profile, *settings)
+
+
+def _shown(reference: str) -> str:
+    """Return a data set or model as its row shows it: a path below the home folder begins with ``~``."""
+    return shown_path(reference) if Path(reference).is_absolute() else reference
 
 
 def data_words(state_part: StatePart[DataSummary]) -> str:

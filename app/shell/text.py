@@ -3,6 +3,7 @@ readable without the others. Also the layout of tables, as pure functions of col
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -74,6 +75,16 @@ def bar(share: float, cells: int) -> str:
     """Return a bar of so many cells, filled up to ``share`` (0 to 1)."""
     full = round(min(1.0, max(0.0, share)) * cells)
     return "━" * full + "─" * (cells - full)
+
+
+def ending(text: Content, width: int) -> Content:
+    """Return the end of a text that is too long for ``width`` cells: of a path, that is what tells which one it is."""
+    if text.cell_length <= width:
+        return text
+    begin = 1
+    while text[begin:].cell_length > max(0, width - 1):
+        begin += 1
+    return Content.assemble("…", text[begin:])
 
 
 GAP = 2
@@ -228,8 +239,12 @@ def _cell_lines(cell: Content, column: TableColumn, width: int, is_first: bool) 
     return [line.rstrip() for line in wrapped(cell, width)] if column.folds else [cell]
 
 
+_PATH = re.compile(r"(~|\.{0,2})/[^:]*")
+"""A cell that is a path; one with a colon is a message about a path."""
+
+
 def _fitted(cell: Content, column: TableColumn, width: int) -> Content:
     if cell.cell_length > width:
-        return cell.truncate(width, ellipsis=True)
+        return ending(cell, width) if _PATH.fullmatch(cell.plain) else cell.truncate(width, ellipsis=True)
     padding = width - cell.cell_length
     return cell.pad_left(padding) if column.right else cell.pad_right(padding)

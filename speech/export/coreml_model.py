@@ -8,6 +8,7 @@ named ``logmel_data`` and ``output``, as in its ``convert-whisper-to-coreml.py``
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import coremltools
 import numpy as np
 import torch
 from torch import nn
@@ -24,6 +24,10 @@ from torch import nn
 from profiles.errors import BadInput
 from speech.export import ggml_model
 from speech.export.exporters import CheckClip, Encoder, Exporter, MergedWhisper, decode_hidden, features
+
+logging.getLogger("coremltools").setLevel(logging.ERROR)  # off a Mac, its import warns of each library that is Apple's
+
+import coremltools  # noqa: E402
 
 PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
 _TIMEOUT = 600  # seconds for Apple's compiler

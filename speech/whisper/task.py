@@ -121,8 +121,8 @@ class WhisperTask(Task):
         long = {i for i, text in enumerate(tokens) if len(text) - 1 > max_tokens}
         too_wordy = f"with transcripts of more than {max_tokens} tokens"
         fitting = self._drop_long(clips, list(range(len(clips))), long, too_wordy)
-        root, sources = cache_root(data.cache_dir), [clip.audio for clip in clips]
-        store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, f"features ({split})")
+        cache, phase = cache_root(data.cache_dir), f"preparing the recordings ({split})"
+        store = open_features([c.audio for c in clips], self.wrapper.log_mel, cache, data.data_workers, progress, phase)
         self._check_broken(split, clips, store)
         positions = [i for i in fitting if i not in store.errors]
         long = {i for i in positions if store.seconds[i] > window + 1e-3}

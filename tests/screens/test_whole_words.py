@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,14 @@ def test_a_long_value_stands_whole_under_its_option() -> None:
     assert path in shown(steering, ["down"] * 4)
 
 
+def test_of_a_long_path_the_end_is_seen() -> None:
+    steering, path = at(Step.JOB), Path.home() / "sounds" / "Phone recordings-readable"
+    steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, dataset=str(path)))
+    words = shown(steering)
+    assert "…/Phone recordings-readable" in words and str(Path.home()) not in words
+    assert "~/sounds/Phone recordings-readable" in shown(steering, size=(160, 45))
+
+
 CAUSE = "the answer of a machine far away says in rather many words that something is not as it should be there, END"
 FIX = "do what this long sentence says, which is the only way to mend it as far as anybody knows, STOP"
 
@@ -136,9 +145,11 @@ def test_what_is_installed_stands_whole_at_80_columns() -> None:
 
 @pytest.mark.slow
 def test_what_a_machine_prepares_is_told_at_launch() -> None:
-    row = LaunchRow("studio", "studio", (), status=ItemStatus.WORKING, phase="features (train) 300/3880")
+    row = LaunchRow(
+        "studio", "studio", (), status=ItemStatus.WORKING, phase="preparing the recordings (train) 300/3880"
+    )
     launch = StatePart(LaunchProgress(("program", "joined"), (row,)), status=ItemStatus.WORKING)
-    assert "studio: features (train) 300/3880" in shown(at(Step.LAUNCH, launch))
+    assert "studio: preparing the recordings (train) 300/3880" in shown(at(Step.LAUNCH, launch))
 
 
 LONG = ("whisper-trainer-attic1", "whisper-trainer-cellar", "whisper-trainer-office", "whisper-trainer-studio")

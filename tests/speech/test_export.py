@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import shutil
 import struct
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -316,6 +318,20 @@ def test_core_ml_goes_beside_the_ggml_file(tmp_path: Path, monkeypatch: pytest.M
     assert asked["outputs"] == [("output", ())]
     assert asked["shape"] == (1, 1500, 32)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"ggml-model.bin", "ggml-model-encoder.mlpackage"}
+
+
+def test_core_mls_import_says_nothing_off_a_mac(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warning = 'import logging\nlogging.getLogger(__name__ + ".models").warning("Failed to load _MLModelProxy")\n'
+    (tmp_path / "coremltools.py").write_text(warning)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(logging.getLogger("coremltools"), "level", logging.NOTSET)
+    for name in ("coremltools", "speech.export.coreml_model"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # both are forgotten at the end
+        del sys.modules[name]
+    importlib.import_module("speech.export.coreml_model")
+    assert not caplog.records
 
 
 def test_without_recordings_it_says_how_to_give_some(trained_whisper: Path, tmp_path: Path) -> None:

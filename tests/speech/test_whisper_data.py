@@ -23,7 +23,7 @@ def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_the
     whole = prepared()
     assert samples == len(whole.train) == 8
     assert [task.train[i].text for i in range(len(task.train))] == [whole.train[i].text for i in (0, 3, 6)]
-    assert set(phases) == {("features (train)", 3)} and task.evaluation == {}
+    assert set(phases) == {("preparing the recordings (train)", 3)} and task.evaluation == {}
     assert task.evaluation_sizes == {split: len(data) for split, data in whole.evaluation.items()}
 
 

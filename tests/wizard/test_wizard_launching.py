@@ -53,9 +53,9 @@ def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
 
 def test_a_row_says_what_its_machine_prepares_and_how_far_it_is(tmp_path: Path) -> None:
     started = MemberEvent(member=0, status="started")
-    features = ProgressEvent(member=0, phase="features (train)", done=300, total=3880)
+    features = ProgressEvent(member=0, phase="preparing the recordings (train)", done=300, total=3880)
     row, other = grid(started, features).launch(tmp_path).rows
-    assert (row.phase, other.phase) == ("features (train) 300/3880", "")
+    assert (row.phase, other.phase) == ("preparing the recordings (train) 300/3880", "")
     assert grid(started, features, MemberEvent(member=0, status="ready")).launch(tmp_path).rows[0].phase == ""
 
 

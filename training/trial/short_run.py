@@ -215,7 +215,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
 
 def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[Trainer, float]:
     """Take the steps at one batch size, report their cost, and return the trainer and the seconds of all steps."""
-    tell({"kind": "progress", "phase": f"steps of {batch} samples", "done": 0, "total": None})
+    tell({"kind": "progress", "phase": f"trying steps of {batch} samples", "done": 0, "total": None})
     steps, others = _Steps(), OtherLoad(RunProcesses(plan.run_id).seconds)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -5,7 +5,7 @@ A result for answers that no longer hold changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,16 +74,20 @@ def log_line(state: State, task: ServiceTask, line: str) -> State:
         return replace(state, under_way=tuple(under_way))
     if task.kind in _PARTLESS or not is_current(state, task):
         return state
-    earlier = _others_lines(state, state.part(task.kind, task.key).progress, line)
-    return state.putting(task.kind, task.key, progress=(*earlier, line)[-_SHOWN_LINES:])
+    lines = _with_line(state.part(task.kind, task.key).progress, line, {row.name for row in state.machines.rows})
+    return state.putting(task.kind, task.key, progress=tuple(lines)[-_SHOWN_LINES:])
 
 
-def _others_lines(state: State, lines: Sequence[str], newest: str) -> Sequence[str]:
-    """Return lines of progress without those of the machine whose ``newest`` one begins with its name."""
-    speaker = newest.partition(": ")[0]
-    if speaker not in {row.name for row in state.machines.rows}:
-        return lines
-    return [line for line in lines if not line.startswith(f"{speaker}: ")]
+def _with_line(lines: Sequence[str], newest: str, machines: Collection[str]) -> Sequence[str]:
+    """Return lines of progress with the ``newest``, which takes the place of the one of the same machine.
+
+    A machine is named by the first word: the services call it by its own name, which its row may not have yet.
+    """
+    speaker, colon, _ = newest.partition(": ")
+    if not colon or (" " in speaker and speaker not in machines) or speaker in ("error", "hint", "warning"):
+        return (*lines, newest)
+    replaced = [newest if line.startswith(f"{speaker}: ") else line for line in lines]
+    return tuple(dict.fromkeys(replaced)) if newest in replaced else (*lines, newest)
 
 
 @observation
