@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.screen import Screen
 
 from app.console import say, visible
+from app.screens.access import AccessScreen
 from app.screens.checks import ChecksScreen, LinksScreen
 from app.screens.home import HomeScreen
 from app.screens.job import JobScreen
-from app.screens.machines import AccessScreen, MachinesScreen
+from app.screens.machines import MachinesScreen
 from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen

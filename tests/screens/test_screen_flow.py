@@ -162,16 +162,24 @@ def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() 
     drive_set_up(FakeServices(), drive)
 
 
-def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
-    services = FakeServices()
-    services.access["bert"] = locked(BERT)
-    services.passwords["bert"] = SECRET
+async def to_access(pilot: Pilot[Any], app: WizardApp) -> None:
+    await pilot.press("n")
+    await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+    for key in (ANNA.key, BERT.key):
+        await choose(pilot, key)
+        await pilot.press("space")
+    await pilot.press("enter")
+
+
+@pytest.mark.parametrize(("answer", "status"), [("a", "ok"), ("enter", "warning")])
+def test_a_password_is_dots_on_the_screen_and_nowhere_after_it_was_used_for_all_that_have_it(
+    answer: str, status: str
+) -> None:
+    services = FakeServices(access={"anna": locked(ANNA), "bert": locked(BERT)})
+    services.passwords = {"anna": SECRET, "bert": SECRET}
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
-        await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        await choose(pilot, BERT.key)
-        await pilot.press("space", "enter")
+        await to_access(pilot, app)
         await until_text(pilot, "enter Password")
         await pilot.press("enter")
         await until(pilot, lambda: list(app.screen.query(Input)))
@@ -180,12 +188,33 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
         shown = text(app)
         assert field.value == SECRET and SECRET not in shown and "•" * len(SECRET) in shown
         await pilot.press("enter")
-        await until(pilot, lambda: app.wizard.state.access[0].status.value == "ok")
-        assert field.value == ""
+        await until_text(pilot, "Use the same password for bert, too?")
+        assert services.asked.count("install bert") == 0
+        await pilot.press(answer)
+        await until(pilot, lambda: "Use the same" not in text(app) and not app.wizard.state.busy)
+        assert app.wizard.state.access[1].status.value == status
+        assert app.screen.query_one("#rows", RowTable).cursor == (BERT.key if answer == "enter" else ANNA.key)
+        assert field.value == "" and SECRET not in repr(vars(app.screen))
         assert SECRET not in repr(app.wizard.state) and SECRET not in text(app)
         await pilot.press("g")
         await pilot.pause()
         assert SECRET not in text(app)
+
+    drive_set_up(services, drive)
+
+
+def test_after_a_host_key_was_accepted_the_cursor_is_on_what_is_left_to_do() -> None:
+    access = {"anna": stranger(ANNA, "SHA256:a"), "bert": stranger(BERT, "SHA256:b")}
+    services = FakeServices(access=access)
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await to_access(pilot, app)
+        await until_text(pilot, "enter Compare key")
+        for name in ("anna", "bert"):
+            await pilot.press("enter")
+            await until_text(pilot, f"Is this {name}?")
+            await pilot.press("a")
+        await until(pilot, lambda: all(row.status is ItemStatus.OK for row in app.wizard.state.access))
 
     drive_set_up(services, drive)
 

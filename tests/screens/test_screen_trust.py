@@ -9,8 +9,8 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
+from app.screens.access import TrustDialog
 from app.screens.app import WizardApp
-from app.screens.machines import TrustDialog
 from app.shell.dialogs import ChoiceDialog, QuestionDialog
 from app.shell.row_table import RowTable
 from app.wizard.state import actions as do

@@ -101,6 +101,14 @@ def test_a_stranger_is_compared_and_a_password_given() -> None:
     assert len(services.requests[-1].machines) == 3
 
 
+def test_one_password_is_used_for_others_where_the_person_says_so() -> None:
+    access = {"anna": locked(ANNA), "bert": locked(BERT)}
+    services = FakeServices(access=access, passwords={"anna": "s3cret-word", "bert": "s3cret-word"})
+    person = ScriptedPerson(("Numbers", "2 3"), ("Password", "s3cret-word"), ("same password for bert", "y"))
+    assert run_plain(services, ask=person) == 0
+    assert len(services.requests[-1].machines) == 3 and not person.said("s3cret-word")
+
+
 def test_an_ssh_configuration_is_approved_where_it_is_needed() -> None:
     services = FakeServices(access={"anna": refused(ANNA, "ssh_config", demands=("that configuration runs: a",))})
     person = ScriptedPerson(("Numbers", "2"), ("use it", "y"))

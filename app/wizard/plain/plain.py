@@ -15,7 +15,7 @@ from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_finding
 from app.wizard.state.data_actions import leave_out
-from app.wizard.state.dependencies import blockers, measures
+from app.wizard.state.dependencies import blockers, logins_alike, measures, same_password_question
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.neighbours import ask_neighbours
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
@@ -184,8 +184,8 @@ class PlainWizard:
         rows = self._state.access
         self._say(words.access_lines(rows))
         needy = [row for row in rows if row.need is not AccessNeed.NOTHING and row.status is not ItemStatus.SKIPPED]
-        if needy:
-            self._settle(needy[0])
+        if needy:  # passwords after all host keys: one password may do for several
+            self._settle(min(needy, key=lambda row: row.need is AccessNeed.PASSWORD))
         elif not blockers(self._state):
             self._do(do.go_on())
         else:
@@ -208,9 +208,19 @@ class PlainWizard:
             self._choose("y: use it, s: skip this machine, Enter: try again", answers, lambda _: do.retry(row.key))
         elif password := self._ask.secret(f"Password of {row.place}, used once to install a key; Enter: none:"):
             self._wizard.give_password(row.key, password)
+            self._offer(row.key, password)
         else:
             question = f"Enter: skip {row.name}, u {_USER}, r: try again"
             self._choose(question, {"": do.skip(row.key), "r": do.retry(row.key)}, as_user)
+
+    def _offer(self, key: str, password: str) -> None:
+        """Ask whether other machines have the password, once it is accepted."""
+        self._until(lambda state: not state.is_under_way(TaskKind.INSTALL_KEY, key))
+        row = self._state.access_of(key)
+        alike = logins_alike(self._state, row) if row is not None and row.status is ItemStatus.OK else ()
+        if alike and self._ask.line(f"{same_password_question(alike)} y: yes, Enter: no").casefold() in ("y", "yes"):
+            for other in alike:
+                self._wizard.give_password(other.key, password)
 
     def _as_user(self, row: Access, answer: str) -> Action | None:
         command, _, user = answer.partition(" ")

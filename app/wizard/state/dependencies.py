@@ -264,3 +264,19 @@ def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str)
         *(f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in failed),
         *(f"{row.name} is still being {doing}" for row in included if row.status in UNSETTLED),
     )
+
+
+# -------------------------------------------------------------------------------------------------------------- access
+
+
+def logins_alike(state: WizardState, opened: Access) -> tuple[Access, ...]:
+    """Return the machines that wait for a password of the same user as on one whose password was accepted."""
+    user = opened.report.user if opened.report is not None else ""
+    waiting = (row for row in state.access if row.need is AccessNeed.PASSWORD and row.key not in state.answers.skipped)
+    return tuple(row for row in waiting if user and row.report is not None and row.report.user == user)
+
+
+def same_password_question(alike: Sequence[Access]) -> str:
+    """Return the question whether these machines have the password that another one has accepted."""
+    names = " and ".join(row.name for row in alike) if len(alike) < 3 else f"{len(alike)} other machines"
+    return f"Use the same password for {names}, too?"
