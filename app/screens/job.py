@@ -174,7 +174,8 @@ class JobScreen(StepScreen):
         if invalid:
             return literal(f"{invalid[0].name}: {invalid[0].problem}", "$text-error")
         if state.data.status is ItemStatus.FAILED and self.table.cursor != DATASET:
-            return literal(state.data.cause, "$text-error")
+            problems = state.data.value.problems
+            return literal(problems[0] if problems else state.data.cause, "$text-error")
         return muted("These are good values. Change only what you know.")
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -284,7 +285,9 @@ def data_words(state_part: StatePart[DataSummary]) -> str:
 
 
 def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
-    lines, data = cause_lines(state_part), state_part.value
+    data = state_part.value
+    problems = [literal(problem, "$text-error") for problem in data.problems]
+    lines = [*problems, *cause_lines(replace(state_part, cause="") if problems else state_part)]
     if data.splits:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
     if data.columns:

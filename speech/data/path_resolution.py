@@ -16,7 +16,7 @@ _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "soun
 _MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 FILE_URL = re.compile(r"file:(?://(?:localhost(?=/))?)?", re.IGNORECASE)
-SEARCHED = f"neither as it is written nor in {', '.join(_INNER[:4])} or the like"
+SEARCHED = f"nor in {', '.join(_INNER[:2])} or the like"
 """Where a missing file was looked for, beside its table."""
 
 

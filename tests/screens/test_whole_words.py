@@ -12,9 +12,9 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.wizard.plain.plain_words import strategy_lines
+from app.wizard.plain.plain_words import job_lines, strategy_lines
 from app.wizard.state.launch_records import LaunchProgress, LaunchRow
-from app.wizard.state.records import Fit, ItemStatus, JobOption, MachineRow
+from app.wizard.state.records import DataSummary, Fit, ItemStatus, JobOption, MachineRow
 from app.wizard.state.state import StatePart, Step, TaskKind
 from distributed.hosts.file import Machine
 from distributed.preparation.provision import InstallProgress
@@ -101,6 +101,23 @@ def test_of_a_long_path_the_end_is_seen() -> None:
     words = shown(steering)
     assert "…/Phone recordings-readable" in words and str(Path.home()) not in words
     assert "~/sounds/Phone recordings-readable" in shown(steering, size=(160, 45))
+
+
+def test_each_problem_of_a_table_has_its_line() -> None:
+    steering = at(Step.JOB)
+    problems = ("table.csv:12: column text is empty", "table.csv:43: 4 fields", "and 12 more in table.csv")
+    data = DataSummary(problems=problems)
+    steering.state = steering.state.putting(
+        TaskKind.DATA, status=ItemStatus.FAILED, value=data, cause="; ".join(problems), fix="press l"
+    )
+    screens: list[str] = []
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        screens.extend(line.strip() for line in text(pilot.app).splitlines())
+
+    run(WizardApp(steering, clock=fixed_clock), drive, (80, 24))
+    assert [line for line in screens if "table.csv" in line] == list(problems)
+    assert [line.strip() for line in job_lines(steering.state) if "table.csv" in line] == list(problems)
 
 
 CAUSE = "the answer of a machine far away says in rather many words that something is not as it should be there, END"

@@ -13,6 +13,7 @@ from profiles.errors import BadInput
 from speech.data.path_resolution import resolve_path
 from speech.data.speech_clips import likely_text_column
 from speech.data.speech_dataset import read_speech
+from training.tasks.data_files.faults import FileFaults
 from training.tasks.data_files.tables import read_table
 
 
@@ -111,6 +112,14 @@ def test_all_errors_of_a_table_are_told_at_once_but_no_endless_list(tmp_path: Pa
     ):
         assert said in message
     assert message.endswith("; and 3 more")
+    assert isinstance(refused.value, FileFaults) and refused.value.problems == (
+        "train.csv:2: column text is empty",
+        "train.csv:3: column audio_path: none.wav is not there, nor in clips, wavs or the like",
+        "train.csv:4: 4 fields, but the first line names 3 columns",
+        "train.csv:5: column audio_path is empty",
+        f"train.csv:6: column id: {name!r} is there already, in line 2",
+        "and 3 more in train.csv",
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +243,7 @@ def test_a_url_of_a_file_elsewhere_is_an_absolute_path(tmp_path: Path) -> None:
 
 def test_a_missing_file_says_how_it_was_looked_for(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [("a", "no%20file.wav", "hello"), ("b", "gone.wav", "there")])
-    with pytest.raises(BadInput, match="no%20file.wav is not there, neither as it is written nor in clips") as caught:
+    with pytest.raises(BadInput, match="no%20file.wav is not there, nor in clips, wavs or the like") as caught:
         read_speech(str(tmp_path))
     assert caught.value.message.endswith("gone.wav is not there")  # said once is enough
 

@@ -118,6 +118,7 @@ def test_what_can_be_read_of_messy_recordings_becomes_a_data_set_beside_them(tmp
     profile = Profile(name="x", data=DataSettings(dataset_path=str(folder)))
     row = data_of(profile, Outside())
     assert row.salvageable and (row.assessment.status, row.assessment.fix) == (ItemStatus.FAILED, LEAVE_OUT)
+    assert row.problems[0] == "train.csv:4: column text is empty" and len(row.problems) == 2
     (tmp_path / "no table").mkdir()
     (tmp_path / "no table/a.opus").touch()
     tableless = profile.model_copy(update={"data": DataSettings(dataset_path=str(tmp_path / "no table"))})

@@ -7,7 +7,7 @@ Standard input is a profile's document (:class:`profiles.schema.Profile`). Stand
 
     {"splits": {"train": 6400}, "hours": 1.9, "columns": ["id", ...], "broken": ["a.wav: ..."], "broken_count": 1, ...}
     {"splits": ..., "too_long": {"error": ..., "hint": ..., "instead": "PROFILE"}}
-    {"error": ..., "hint": ..., "salvageable": true}
+    {"error": ..., "hint": ..., "problems": ["train.csv:12: column text is empty", ...], "salvageable": true}
 
 ``salvageable``, where something cannot be read: whether a data set may be made of the rest. The tables are read as a
 run reads them, by the inputs of the profile's task
@@ -122,7 +122,7 @@ def main() -> int:
     try:
         document = findings(profile)
     except MusterError as error:
-        document = {"error": error.message, "hint": error.hint}
+        document = {"error": error.message, "hint": error.hint, "problems": list(getattr(error, "problems", ()))}
     if "error" in document or document.get("broken_count"):
         inputs = inputs_of(profile.model.task)
         document["salvageable"] = inputs.reads_dataset and _is_local(profile) and inputs.can_select(profile)

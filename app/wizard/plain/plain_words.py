@@ -105,7 +105,8 @@ def job_lines(state: WizardState) -> Iterator[str]:
     yield f"  model: {job.model or 'none'} (known: {', '.join(job.models)}; or a folder, or a name on the hub)"
     length = f", {duration_text(data.hours * 3600)}" if data.hours else ""
     yield f"  dataset: {job.dataset or 'none'}: {state.data.label}{length}"
-    yield from _trouble(state.data)
+    yield from (f"     {problem}" for problem in data.problems)
+    yield from _fix(state.data.fix) if data.problems else _trouble(state.data)
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
     for fit in state.fits.value:

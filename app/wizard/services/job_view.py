@@ -143,7 +143,7 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
     if "error" in summary:
         fix = LEAVE_OUT if salvageable else str(summary.get("hint", ""))
         unusable = _unusable("cannot be used", str(summary["error"]), fix)
-        return replace(unusable, salvageable=salvageable)
+        return replace(unusable, salvageable=salvageable, problems=tuple(map(str, summary.get("problems", ()))))
     splits = tuple((str(split), int(count)) for split, count in dict(summary.get("splits", {})).items())
     samples = dict(splits).get("train", 0)
     few = str(summary.get("few", ""))

@@ -274,8 +274,8 @@ class DataSummary:
     broken_count: int = 0
     notes: tuple[str, ...] = ()
     """What commands did to the data set, each with the command that shows more."""
-    instead: str = ""
-    """A profile whose model handles all recordings, if that of the job does not; otherwise empty."""
+    instead: str = ""  # a profile whose model handles all recordings, if that of the job does not
+    problems: tuple[str, ...] = ()  # of its tables, each with file and line
     epochs: str = ""  # to take over few samples, if those of the profile would hardly train
     salvageable: bool = False
     """Whether it cannot be used as it is, and a data set may be made of the part of it that can be read."""
