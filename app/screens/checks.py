@@ -23,7 +23,7 @@ from app.screens.step_screen import (
 )
 from app.shell.keys import Key
 from app.shell.link_map import drawn, legend
-from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted
+from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, join, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
@@ -72,6 +72,8 @@ class ChecksScreen(StepScreen):
     )
 
     _shows_passed = _placed = False
+    _repaired = ""
+    """Key of the machine at whose findings the cursor was when they began to be looked for again."""
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
@@ -81,42 +83,56 @@ class ChecksScreen(StepScreen):
         good = sum(finding.level == "ok" for finding in check.findings)
         passed = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
         state = shown_status(app, ItemStatus.SKIPPED) if skipped else shown_state(app, check)
+        if not skipped and check.fixable and (error := self._install_error(self.state, check)):
+            state, passed = StatusMark.PROBLEM.show("install failed"), literal(error, "$text-error")
         head = TableRow(check.key, (literal(check.name, "bold"), state, passed, Content("")))
         shown_findings = [finding for finding in check.findings if self._shows_passed or finding.level != "ok"]
         return [head, *([] if skipped else [_finding(check, finding) for finding in shown_findings])]
 
     def draw(self) -> None:
-        """Draw, and move the cursor to the first problem once all checks are done."""
+        """Draw, and move the cursor to the first problem once all checks are done; after a repair, of its machine."""
+        cursor = self.table.cursor if self.ready else ""
         super().draw()
+        if not self.ready:
+            return
+        if cursor and self.table.cursor != cursor:  # the row of a finding is gone while all is checked again
+            self._repaired = cursor.partition(_BETWEEN)[0]
+            self.table.select(self._repaired)
         state = self.state
         working = not state.checks or any(check.status in UNSETTLED for check in state.checks)
-        if working or self._placed or not self.ready:
+        if working or self._placed:
             self._placed = self._placed and not working
             return
         self._placed = True
         included = [check for check in state.checks if check.key not in state.answers.skipped]
         findings = [(check, finding) for check in included for finding in check.findings]
         faults = [pair for level in ("problem", "warning") for pair in findings if pair[1].level == level]
-        if faults and self.table.cursor in ("", state.checks[0].key):  # unless the person was quicker
-            self.table.select(f"{faults[0][0].key}{_BETWEEN}{faults[0][1].check}")
+        of_repaired = [pair for pair in faults if pair[0].key == self._repaired == self.table.cursor]
+        if of_repaired or (faults and self.table.cursor in ("", state.checks[0].key)):  # unless the person was quicker
+            check, finding = (of_repaired or faults)[0]
+            self.table.select(f"{check.key}{_BETWEEN}{finding.check}")
+        self._repaired = ""
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         machine, _, _ = key.partition(_BETWEEN)
         check = next((check for check in state.checks if check.key == machine), None)
         finding = self._finding(state, key)
         if finding is not None:
-            failed = [] if check is None or check.key in state.under_repair else self._failed(state, check)
+            error = self._install_error(state, check) if check is not None else ""
+            failed = [literal(f"installing was tried and failed: {error}", "$text-error")] if error else []
             is_cut = finding.needed and not self.shows_whole("needed", finding.needed)
             needed = [muted(f"needed: {finding.needed}")] if is_cut else []
             assessed = of_finding(finding)
             found = replace(assessed, cause="") if self.shows_whole("seen", finding.seen) else assessed
-            return [*needed, *cause_lines(found), *(failed if finding.safe else ())]
+            if finding.safe:
+                found = replace(found, fix=found.fix.replace(" missing,", " missing on this machine,"))
+            return [*needed, *(failed if finding.safe else ()), *cause_lines(found)]
         return cause_lines(check) if check is not None else ()
 
-    def _failed(self, state: WizardState, check: Check) -> list[Content]:
-        """Return the error of the last failed installation on a machine."""
-        error = state.repairs.value.get(check.name, "")
-        return [literal(error, "$text-error")] if error else []
+    def _install_error(self, state: WizardState, check: Check) -> str:
+        """Return why the last installation on a machine failed; empty while one is under way."""
+        line = "" if check.key in state.under_repair else state.repairs.value.get(check.name, "")
+        return getattr(line, "words", line)
 
     def head(self, state: WizardState) -> Content:
         """Return the progress of each installation."""
@@ -148,7 +164,7 @@ class ChecksScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if any(check.fixable for check in state.checks):
-            return muted("i sends the packages from here, to machines without internet.")
+            return muted("f installs on this machine, F on all; i sends the packages to all from here.")
         return muted("Checking changes nothing on any machine.")
 
     @property

@@ -11,11 +11,13 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.state.dependencies import apply, inputs
-from app.wizard.state.records import MachineRow
+from app.wizard.state.observations import begun, failed, log_line
+from app.wizard.state.records import ItemStatus, MachineRow
 from app.wizard.state.state import Action, Step, TaskKind
 from distributed.hosts.file import Machine
+from distributed.preparation.wheels import InstallProgress
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import MACHINES, Still, at
+from tests.screens.states import DESK, EXAMINED, MACHINES, STUDIO, Still, at
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +66,34 @@ def test_checks_opens_at_the_first_problem_and_skipping_twice_changes_nothing() 
         await pilot.press("down")
         await pilot.pause()
         assert text(pilot.app) == before
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_after_a_failed_installation_the_cursor_stays_and_its_row_says_why() -> None:
+    state = at(Step.CHECKS).state
+    lacking = {DESK.key: EXAMINED[STUDIO.key], STUDIO.key: EXAMINED[STUDIO.key]}
+    steering = Moving(state.putting(TaskKind.CHECKS, value=lacking, inputs=inputs(state, TaskKind.CHECKS)))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert cursor(pilot) == f"{DESK.key}|torch"
+        await pilot.press("f")
+        (task,) = steering.state.orders
+        for news in (
+            begun(task),
+            log_line(task, InstallProgress("no six==1.17", 0.0, DESK.name)),
+            failed(task, "no", ""),
+        ):
+            steering.state = apply(steering.state, news)
+            pilot.app.changed()
+            await pilot.pause()
+        assert cursor(pilot) == DESK.key
+        steering.state = steering.state.putting(TaskKind.CHECKS, value=lacking, status=ItemStatus.OK)
+        pilot.app.changed()
+        await pilot.pause()
+        assert cursor(pilot) == f"{DESK.key}|torch"
+        words = " ".join(text(pilot.app).split())
+        assert "✗ install failed no six==1.17" in words and "tried and failed: no six==1.17" in words
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 

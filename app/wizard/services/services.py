@@ -179,7 +179,8 @@ class Services:
         problems = self.outside.repair(examined, tell, send)
         for problem in problems:
             machine = getattr(problem, "machine", "")
-            tell(wheels.InstallProgress(problem.message_for(machine), 0.0, machine))
+            fix = f" ({problem.hint})" if problem.hint else ""
+            tell(wheels.InstallProgress(f"{problem.message_for(machine)}{fix}", 0.0, machine))
         if problems:
             raise MachinesNotReady(problems[0].message, problems[0].hint)
 

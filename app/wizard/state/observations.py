@@ -56,9 +56,17 @@ def begun(state: State, task: ServiceTask) -> State:
         words = TaskKind.DOCTOR.value
     state = replace(state, under_way=(*state.under_way, (task, words)))
     if task.kind in _PARTLESS:
-        return state.putting(TaskKind.REPAIR, value={}) if task.kind is TaskKind.REPAIR else state
+        return _with_repairs_of_others(state, task) if task.kind is TaskKind.REPAIR else state
     words = "connecting" if task.kind is TaskKind.ACCESS else ""
     return state.putting(task.kind, task.key, status=ItemStatus.WORKING, words=words)
+
+
+def _with_repairs_of_others(state: State, task: ServiceTask) -> State:
+    """Forget how earlier repairs of the machines of this one went."""
+    keys = task.inputs if isinstance(task.inputs, tuple) else ()
+    names = {row.name for row in state.checks if row.key in keys}
+    others = {name: line for name, line in state.repairs.value.items() if name not in names}
+    return state.putting(TaskKind.REPAIR, value=others)
 
 
 @observation
