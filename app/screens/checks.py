@@ -230,7 +230,7 @@ class LinksScreen(StepScreen):
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        return [_pair_row(pair) for pair in state.links.value]
+        return [_pair_row(pair) for pair in sorted(state.links.value, key=lambda pair: pair.from_starter)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         pair = next((pair for pair in state.links.value if _pair_key(pair) == key), None)
@@ -248,8 +248,9 @@ class LinksScreen(StepScreen):
         width = self.app.size.width - 4
         names = [row.name for row in state.members]
         cables = [literal(line, "$text-accent") for line in state.strategy.value.cables]
-        if (link_map := self._map(names, links.value, len(cables))) and links.value:
-            return Content("\n").join([link_map, legend([map_link(pair) for pair in links.value]), *cables])
+        between = [pair for pair in links.value if not pair.from_starter]
+        if (link_map := self._map(names, links.value, len(cables))) and between:
+            return Content("\n").join([link_map, legend([map_link(pair) for pair in between]), *cables])
         fits = len(names) >= 2 and _NAME + _CELL * len(names) <= width
         table = [matrix(names, links.value, _NAME, _CELL)] if fits and links.value else []
         return Content("\n").join([*table, *cables])
@@ -267,9 +268,13 @@ class LinksScreen(StepScreen):
         return progress(state.links, "Measuring." if state.busy else "No link to measure.")
 
     def summary(self, state: WizardState) -> str:
-        return counted(len(state.links.value), "link") if state.links.value else ""
+        to_here = sum(pair.from_starter for pair in state.links.value)
+        links = counted(len(state.links.value) - to_here, "link") if state.links.value else ""
+        return f"{links} and {to_here} to this computer" if to_here else links
 
     def hint(self, state: WizardState) -> Content:
+        if any(pair.from_starter for pair in state.links.value):
+            return muted("This computer does not train. It starts the run, and passes on what cannot go directly.")
         return muted("Measured with a few MB each; later plans reuse the figures.")
 
     def headless(self) -> str:
@@ -285,7 +290,7 @@ def _pair_row(pair: PairFigures) -> TableRow:
     return TableRow(
         _pair_key(pair),
         (
-            literal(f"{pair.source} > {pair.target}"),
+            literal(" > ".join(pair.labels)),
             literal(rate_figure(figures.mbit) if figures else ""),
             literal(rate_figure(figures.mbit_back) if figures and figures.mbit_back else ""),
             literal(_rtt_text(figures.rtt_ms) if figures else ""),

@@ -26,7 +26,7 @@ from distributed.agent.requests import (
     StopListening,
     frame,
 )
-from distributed.machine.link import MachineLink
+from distributed.machine.link import HERE_NAME, MachineLink
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.documents.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError, one_line
@@ -68,6 +68,11 @@ class LinkFigures(Document):
     """Every path that answered: address, interface of the source, interface of the target, Mbit/s."""
 
 
+def is_starter(name: str) -> bool:
+    """Whether a name among the links stands for this machine where it does not train."""
+    return name.rstrip("'") == HERE_NAME
+
+
 class PairFigures(Document):
     """Figures of one pair of machines, or the reason why there are none."""
 
@@ -87,6 +92,17 @@ class PairFigures(Document):
     def other_end(self, name: str) -> str:
         """Return the name of the other machine."""
         return self.target if name == self.source else self.source
+
+    @property
+    def from_starter(self) -> bool:
+        """Whether one of the two is this machine although it does not train: it starts the run, and may coordinate."""
+        return is_starter(self.source) or is_starter(self.target)
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The names of the two as a person reads them."""
+        source, target = ("this computer" if is_starter(name) else name for name in (self.source, self.target))
+        return source, target
 
     @property
     def busy(self) -> bool:

@@ -28,6 +28,7 @@ from distributed.measuring.link_figures import (
     AllInterfaces,
     PairFigures,
     Probe,
+    is_starter,
     measure_interfaces,
     measure_links,
     probing,
@@ -260,10 +261,12 @@ def current_links(
     if not options.links or (len(cached_pairs) == len(pairs) and interfaces is not None):
         return cached_pairs, interfaces or AllInterfaces()
     stages = stages or LinkStages()
-    tell(f"starting to measure on {counted(len(identities), 'machine')}")
+    has_starter = any(map(is_starter, identities))
+    here = ", and from this computer, which does not train but starts the run" if has_starter else ""
+    tell(f"starting to measure on {counted(len(identities) - has_starter, 'machine')}{here}")
     with stages.probing([link for link, _ in ends]) as probes:
         if missing := len(pairs) - len(cached_pairs):
-            tell(f"measuring {counted(missing, 'link')} between {len(identities)} machines")
+            tell(f"measuring {counted(missing, 'link')}")
         skipped = [frozenset((pair.source, pair.target)) for pair in cached_pairs]
         number = itertools.count(1)
         fresh = stages.pairs(

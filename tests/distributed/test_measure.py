@@ -20,6 +20,7 @@ from planner_figures import measured_pair as pair
 from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from app.wizard.state.assessment import path_of
 from distributed.agent.requests import ListMissing, MachineRequest
+from distributed.machine.link import HERE_NAME
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
     AllInterfaces,
@@ -364,6 +365,14 @@ def test_another_machine_costs_its_own_links_only(tmp_path: Path) -> None:
     for names in ("ab", "abc", "abc"):
         measure.current_links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)), stages)
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
+
+
+def test_this_computer_is_named_and_not_counted_where_it_only_starts_the_run(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = MeasureOptions(cache=MeasurementCache(tmp_path), tell=lines.append)
+    pairs, _ = measure.current_links(ends("a", "b", HERE_NAME), options, scripted(pair())[1])
+    assert lines[0].startswith("starting to measure on 2 machines, and from this computer, which does not train")
+    assert [one.labels for one in pairs if one.from_starter] == [("a", "this computer"), ("b", "this computer")]
 
 
 def test_a_machine_carries_what_it_showed_with_several_at_once() -> None:

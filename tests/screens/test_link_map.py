@@ -13,6 +13,7 @@ from app.shell.link_map import IDEAL, LinkMedium, MapLink, drawn, legend
 from app.wizard.state.state import Step, TaskKind
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import STRATEGY, at
+from tests.wizard.fake_services import pair
 
 NAMES = ("this-pc", "demo-studio", "MacBook", "tower", "mini", "attic", "pc", "nas")
 
@@ -110,6 +111,20 @@ def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int])
         assert " 94-211 " in text(pilot.app)
 
     run(WizardApp(steering, clock=fixed_clock), drive, size)
+
+
+@pytest.mark.slow
+def test_links_to_this_computer_are_told_apart_where_it_does_not_train() -> None:
+    steering = at(Step.LINKS)
+    pairs = (pair("this machine", "studio", 940, 94), *steering.state.links.value)
+    steering.state = steering.state.putting(TaskKind.LINKS, value=pairs)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        shown = text(pilot.app)
+        assert "3 links and 1 to this computer" in shown and "This computer does not train." in shown
+        assert shown.index("studio > air") < shown.index("this computer > studio")
+
+    run(WizardApp(steering, clock=fixed_clock), drive, (120, 32))
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:

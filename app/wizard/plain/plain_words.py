@@ -87,8 +87,10 @@ def check_lines(rows: Iterable[Check]) -> Iterator[str]:
 
 
 def link_lines(state: WizardState) -> Iterator[str]:
-    for pair in state.links.value:
-        ends, figures = f"  {pair.source} to {pair.target}", pair.figures
+    if any(pair.from_starter for pair in state.links.value):
+        yield "  This computer does not train. It starts the run, and passes on what cannot go directly."
+    for pair in sorted(state.links.value, key=lambda pair: pair.from_starter):
+        ends, figures = f"  {' to '.join(pair.labels)}", pair.figures
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"
         else:

@@ -152,7 +152,7 @@ def warnings_of(pair: PairFigures) -> list[str]:
     if figures is None:
         return []
     warnings = []
-    wireless = [n for n, on in ((pair.source, figures.wireless), (pair.target, figures.wireless_back)) if on]
+    wireless = [n for n, on in zip(pair.labels, (figures.wireless, figures.wireless_back), strict=True) if on]
     if wireless:
         warnings.append(f"Wi-Fi: {' and '.join(wireless)}")
     slow, fast = sorted((figures.mbit, figures.mbit_back))
