@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -221,6 +222,10 @@ class World:
         self.epoch = group.epoch
         self.agree()
 
+    def logged(self, rank: int) -> list[str]:
+        """What was logged of a member."""
+        return [event.status for event in self.events if isinstance(event, MemberEvent) and event.member == rank]
+
     def agree(self) -> None:
         """Members of one mesh that have come as far have the same results."""
         mesh = [f for f in self.fakes.values() if not f.dead and f.report.up and f.report.epoch == self.group.epoch]
@@ -288,6 +293,9 @@ def test_whatever_happens_members_of_a_mesh_agree_and_go_on(moves: list[tuple[ob
     there = [f for f in world.fakes.values() if started and not f.dead and not f.ended]
     for fake in there:
         assert fake.report.up and fake.report.full > before[fake.rank], f"m{fake.rank} hangs"
+        assert world.logged(fake.rank)[-1] in ("joined", "ready"), f"m{fake.rank} is back, and nobody says so"
+    for rank in world.fakes:
+        assert ("lost", "lost") not in itertools.pairwise(world.logged(rank)), "one loss is told twice"
     assert not [fake.ended for fake in world.fakes.values() if "it says that" in fake.ended], "nobody lies here"
 
 
@@ -319,7 +327,7 @@ def silent(world: World, rank: int) -> None:
 
 def statuses(world: World, rank: int) -> list[str]:
     """What was logged of a member since it had joined first."""
-    return [e.status for e in world.events if isinstance(e, MemberEvent) and e.member == rank][1:]
+    return world.logged(rank)[1:]
 
 
 def cut_off(operations: int) -> World:

@@ -117,8 +117,8 @@ def test_adapters_of_members_of_two_devices_go_on_from_their_snapshots(tmp_path:
     assert_same_run(rest, never_stopped)
 
 
-def staged(**options: Any) -> RunPlan:
-    return plan_of(4, **{"task": "custom", "model_path": "a:b", "stages": 2, **options})
+def staged(workers: int = 4, **options: Any) -> RunPlan:
+    return plan_of(workers, **{"task": "custom", "model_path": "a:b", "stages": 2, **options})
 
 
 def test_devices_that_hold_the_same_part_are_a_column() -> None:

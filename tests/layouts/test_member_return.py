@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from tests.layouts.pipeline_runs import queue_carriers, side_by_side
 from tests.layouts.staged_records import Record, trained
 from tests.layouts.test_columns import CUSTOM, plan_of, staged
 from tests.waiting import until
-from training.exchange.base import ExchangeError, JoiningState, SoloExchange
+from training.exchange.base import Confirm, ExchangeError, JoiningState, SoloExchange
 from training.layouts.staged import StagedModel
 from training.records.events import Event, MemberEvent, RequestEvent, StepEvent
 from training.run.membership import Membership, WorkerHandle
@@ -136,25 +136,28 @@ class FakeMesh(SoloExchange):
     """A device's exchange with other members.
 
     Args:
-        step: of the state that it gets as a newcomer; ``None``: it is none.
+        steps: of the states that it is handed one after the other as a newcomer, 0: one that does not arrive; empty: it
+            is none.
     """
 
     engine = "mesh"
 
-    def __init__(self, step: int | None = None, must_publish: bool = False) -> None:
+    def __init__(self, steps: Sequence[int] = (), must_publish: bool = False) -> None:
         super().__init__()
-        self._step, self._must_publish = step, must_publish
+        self._steps, self._must_publish = steps, must_publish
 
     @property
     def is_newcomer(self) -> bool:
-        return self._step is not None
+        return bool(self._steps)
 
     @property
     def must_publish_state(self) -> bool:
         return self._must_publish
 
-    def fetch_state(self, timeout: float = 0.0) -> JoiningState:
-        return JoiningState({}, {"step": self._step})
+    def fetch_state(self, timeout: float = 0.0, confirm: Confirm | None = None) -> JoiningState:
+        assert confirm is not None
+        states = (JoiningState({}, {"step": step}) if step else None for step in self._steps)
+        return next(state for state in states if confirm(state) and state is not None)
 
 
 def on_two_devices(work: Callable[[StagedModel, int], Any]) -> list[Any]:
@@ -173,13 +176,14 @@ def on_two_devices(work: Callable[[StagedModel, int], Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("steps", "outcome"),
     [
-        ((None, None), None),
-        ((8, 8), 8),
-        ((8, None), "the other members train already with some of its devices, and not with all"),
-        ((8, 10), "its devices got the state of the others after different steps"),
+        ([(), ()], None),
+        ([(8,), (8,)], 8),
+        ([(8,), ()], "the other members train already with some of its devices, and not with all"),
+        ([(8, 10), (10, 10)], 10),
+        ([(8, 0, 0, 12), (0, 0, 10, 12)], 12),
     ],
 )
-def test_the_devices_of_a_member_join_together_or_not_at_all(steps: tuple[int | None, ...], outcome: Any) -> None:
+def test_the_devices_of_a_member_join_together_or_not_at_all(steps: list[tuple[int, ...]], outcome: Any) -> None:
     def fetch(model: StagedModel, device: int) -> int | None:
         joining = model.fetch_state(FakeMesh(steps[device]))
         return joining.state["step"] if joining is not None else None
@@ -235,6 +239,23 @@ def test_what_is_left_of_a_lost_member_ends_before_it_comes_back() -> None:
         membership.check_can_join(1)
     joined = [membership.note(rank, MemberEvent(member=rank, status="joined")) for rank in (3, 2)]
     assert joined == [False, True] and membership.active_ranks == [0, 1, 2, 3]  # its first device speaks for it
+
+
+def test_members_of_several_devices_come_back_one_by_one() -> None:
+    """Else one column could let a device of the first in, and another column one of the second: both would wait."""
+    membership = Membership(staged(workers=6, batch_size=6))
+    membership.workers = {rank: WorkerHandle(cast(Any, Silent())) for rank in range(6)}
+    for rank in range(2, 6):
+        membership.note_lost(rank)
+        membership.note_gone(rank)
+        membership.workers[rank].exit_code = -signal.SIGKILL
+    membership.add_workers(2, {rank: cast(Any, Silent()) for rank in (4, 5)})
+    for joined in (5, 4):
+        with pytest.raises(BadInput, match="worker-2 is joining"):
+            membership.check_can_join(1)
+        membership.note(joined, MemberEvent(member=joined, status="joined"))
+    membership.add_workers(1, {rank: cast(Any, Silent()) for rank in (2, 3)})
+    assert membership.joining == {2, 3}
 
 
 def test_the_loss_of_a_member_that_comes_back_is_told_once() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.waiting import PATIENCE
 from training.exchange.base import (
+    Confirm,
     Contribution,
     Exchange,
     ExchangeError,
@@ -203,8 +204,9 @@ class RoomExchange(Exchange):
         copies = {name: tensor.detach().clone() for name, tensor in joining.tensors.items()}
         self.room.admit(JoiningState(copies, json.loads(json.dumps(joining.state)), self.operations))
 
-    def fetch_state(self, timeout: float = 0.0) -> JoiningState:
+    def fetch_state(self, timeout: float = 0.0, confirm: Confirm | None = None) -> JoiningState:
         joining = self.room.joining(self.rank)
+        assert confirm is None or confirm(joining)
         self._fetches = False
         self.operations, self._members = joining.operations, self.room.members
         return joining

@@ -168,6 +168,10 @@ class JoiningState:
     """Number of operations the publisher had started; set by the exchange."""
 
 
+Confirm = Callable[[JoiningState | None], bool]
+"""Takes a joining state, or ``None`` where that did not arrive; returns whether to join with it."""
+
+
 class Exchange(ABC):
     """One member's endpoint of the group."""
 
@@ -269,8 +273,12 @@ class Exchange(ABC):
         """Hand the state after the last synchronisation to the waiting newcomers, which thereby become members."""
         raise ExchangeError(_FIXED)
 
-    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
+    def fetch_state(self, timeout: float = JOINING_DEADLINE, confirm: Confirm | None = None) -> JoiningState:
         """Wait for the joining state, as a newcomer.
+
+        Args:
+            confirm: called once for each state that was handed over, whether it arrived or not, before this member
+                joins; where it returns false, another one is waited for.
 
         Raises:
             ExchangeTimeout: none arrived within ``timeout`` seconds.

@@ -193,19 +193,22 @@ class Layout(ABC):
 
     def fetch_state(self, exchange: Exchange) -> JoiningState | None:
         """Return the state with which this member joins others that train; ``None``: they begin together. Each device
-        gets that of its part from another member's.
+        gets that of its part from another member's. They join when all have that of the same step: a device that has
+        joined would keep the others waiting for those that have not.
 
         Raises:
-            ExchangeError: a device is lost, or they did not get the state of one step.
+            ExchangeError: a device is lost.
         """
         if len({*self.gather(b"joins" if exchange.is_newcomer else b"begins")}) > 1:
             raise ExchangeError("the other members train already with some of its devices, and not with all")
         if not exchange.is_newcomer:
             return None
-        joining = exchange.fetch_state()
-        if len({*self.gather(str(joining.state["step"]).encode())}) > 1:
-            raise ExchangeError("its devices got the state of the others after different steps")
-        return joining
+
+        def all_have_it(joining: JoiningState | None) -> bool:
+            steps = {*self.gather(str(joining.state["step"]).encode() if joining is not None else b"")}
+            return len(steps) == 1 and b"" not in steps
+
+        return exchange.fetch_state(confirm=all_have_it if self.is_part else None)
 
     def agree(self, exchange: Exchange, is_dropped: bool) -> tuple[bool, bool]:
         """Return whether this member has to publish its state for newcomers, and whether it may leave if it is to, at a

@@ -25,6 +25,7 @@ from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import (
     JOINING_DEADLINE,
+    Confirm,
     Contribution,
     Exchange,
     Group,
@@ -87,8 +88,8 @@ class ColumnExchange(Exchange):
     def publish_state(self, joining: JoiningState) -> None:
         self._mesh.publish_state(joining)
 
-    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
-        joining = self._mesh.fetch_state(timeout)
+    def fetch_state(self, timeout: float = JOINING_DEADLINE, confirm: Confirm | None = None) -> JoiningState:
+        joining = self._mesh.fetch_state(timeout, confirm)
         self.operations = self._mesh.operations
         self._agreed = self._of(process for process in self._mesh.members if process in self._members)
         return joining

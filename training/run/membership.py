@@ -154,8 +154,7 @@ class Membership:
         if isinstance(event, MemberEvent) and event.status not in ("lost", "left"):  # of these, the machine counts
             changes["name"] = member.name
         if isinstance(event, WaysEvent):
-            peers = (path.model_copy(update={"peer": self._member_of(path.peer)}) for path in event.ways)
-            changes["ways"] = tuple(peers)
+            changes["ways"] = tuple(p.model_copy(update={"peer": self._member_of(p.peer)}) for p in event.ways)
         return event.model_copy(update=changes)
 
     def announce(self, member: MemberPlan) -> None:
@@ -322,9 +321,8 @@ class Membership:
                 self.workers[rank].kill()
             return
         self.mark_leaving(ranks)
-        for rank in ranks:
-            order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
-            self.workers[rank].process.send(order)
+        for r in ranks:
+            self.workers[r].process.send({"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False})
 
     def mark_leaving(self, ranks: Collection[int]) -> None:
         """Record that workers were asked to leave.
@@ -346,8 +344,7 @@ class Membership:
         return bool(self._ending(member))
 
     def _ending(self, member: int) -> list[int]:
-        gone = self.detached - self.joining
-        return [rank for rank in self.plan.processes_of(member) if rank in gone and self._runs(rank)]
+        return [r for r in self.plan.processes_of(member) if r in self.detached - self.joining and self._runs(r)]
 
     def _runs(self, rank: int) -> bool:
         return rank in self.workers and self.workers[rank].exit_code is None
@@ -377,7 +374,7 @@ class Membership:
         """Check that a member may come back.
 
         Raises:
-            BadInput: it takes part, or the run's members stay as they are.
+            BadInput: it takes part, another one is joining, or the run's members stay as they are.
         """
         self.check_changeable()
         if self._over or not self.active_ranks:
@@ -385,6 +382,9 @@ class Membership:
         if any(map(self._runs, self.plan.processes_of(member))):
             going = "has not ended yet" if self.is_ending(member) else "already takes part"
             raise BadInput(f"{self.plan.all_members[member].name} {going}")
+        if self._is_staged and self.joining:  # each of their columns could let another of them in first
+            name = self.plan.process(min(self.joining)).member.name
+            raise BadInput(f"{name} is joining, and members of several devices join one by one", "try again then")
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if the members of this run cannot change."""

@@ -13,6 +13,7 @@ import torch
 
 from training.exchange.base import (
     JOINING_DEADLINE,
+    Confirm,
     Contribution,
     Exchange,
     ExchangeError,
@@ -280,7 +281,7 @@ class SimulatedExchange(Exchange):
             state_to_bytes(replace(joining, operations=self.operations)), self._newcomers, self._members
         )
 
-    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
+    def fetch_state(self, timeout: float = JOINING_DEADLINE, confirm: Confirm | None = None) -> JoiningState:
         data, self._members = self._group.joining(self.rank)
         joining = state_from_bytes(data)
         self.operations = joining.operations

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from training.exchange.base import (
     MAX_GATHER_BYTES,
+    Confirm,
     ExchangeDropped,
     ExchangeError,
     ExchangeTimeout,
@@ -272,13 +273,18 @@ class Newcomer:
         self._number = 0
 
     def join(
-        self, relay: Callable[[], Address | None], take: Callable[[JoiningState], None], is_in: Callable[[], bool]
+        self,
+        relay: Callable[[], Address | None],
+        take: Callable[[JoiningState], None],
+        is_in: Callable[[], bool],
+        confirm: Confirm | None = None,
     ) -> JoiningState:
         """Return the state with which this member joined.
 
         Args:
             take: called with each state that arrives; a later one may replace it.
             is_in: whether this member has a mesh.
+            confirm: see :meth:`training.exchange.base.Exchange.fetch_state`.
 
         Raises:
             ExchangeTimeout: not by the deadline.
@@ -288,18 +294,32 @@ class Newcomer:
             self._note(ready=True)
             order = self._wait(self._new_order)
             self._number = order.number
-            try:
-                joining = self._state_server.fetch(order, self._deadline, relay(), self._is_ordered, self._max_bytes)
-            except (PeerLost, ExchangeTimeout):
+            joining = self._fetch(order, relay())
+            if confirm is not None and not confirm(joining):  # the donors are held by orders that none carries out
+                self._withdraw(lambda: self._status().joining is None)
+            elif joining is None:
                 if self._is_ordered():  # the donor carries out each order once: another is needed
-                    self._note(ready=False)
-                    self._wait(lambda: not self._is_ordered())
-                continue
-            take(joining)
-            self._note(taken=order.number)
-            self._wait(lambda: is_in() or self._is_off())
-            if is_in():
-                return joining
+                    self._withdraw(lambda: not self._is_ordered())
+            else:
+                take(joining)
+                self._note(taken=order.number)
+                self._wait(lambda: is_in() or self._is_off())
+                if is_in():
+                    return joining
+                if confirm is not None:
+                    raise ExchangeError("the state that it took was withdrawn")
+
+    def _fetch(self, order: StateOrder, relay: Address | None) -> JoiningState | None:
+        """Return the state of an order; ``None``: it did not arrive."""
+        try:
+            return self._state_server.fetch(order, self._deadline, relay, self._is_ordered, self._max_bytes)
+        except (PeerLost, ExchangeTimeout):
+            return None
+
+    def _withdraw(self, is_over: Callable[[], bool]) -> None:
+        """Ask for no state until no order that this member cannot carry out is left."""
+        self._note(ready=False)
+        self._wait(is_over)
 
     def _wait(self, condition: Callable[[], T | None]) -> T:
         with self._changed:

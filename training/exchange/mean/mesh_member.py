@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from training.exchange.base import (
     JOINING_DEADLINE,
+    Confirm,
     Contribution,
     Exchange,
     ExchangeDropped,
@@ -383,16 +384,14 @@ class MeshMember(Exchange):
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
     def publish_state(self, joining: JoiningState) -> None:
-        with self._changed:
-            order = self._status.joining
-        if order is not None:
+        if (order := self._status.joining) is not None:
             self._state_server.publish(order, replace(joining, operations=self.operations), self._relay())
 
-    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
+    def fetch_state(self, timeout: float = JOINING_DEADLINE, confirm: Confirm | None = None) -> JoiningState:
         state = (lambda: self._status), (lambda: self._ended), self._note
         deadline, limit = time.monotonic() + timeout, handover_limit(self._report.elements, 0)
         newcomer = Newcomer(self._state_server, self._changed, *state, deadline, limit)
-        return newcomer.join(self._relay, self._begin_after, lambda: self.mesh is not None)
+        return newcomer.join(self._relay, self._begin_after, lambda: self.mesh is not None, confirm)
 
     def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:
