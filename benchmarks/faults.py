@@ -21,12 +21,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distributed.run.returning import take_up
 from tests.distributed.muster_runs import Muster
 from tests.lab.lab import Lab
-from tests.lab.processes import signal_all
+from tests.lab.processes import line_of, signal_all
 from tests.lab.spec import HostSpec
 from tests.waiting import until
 from training.records.events import ElectionEvent, MemberEvent, StepEvent, WarningEvent
@@ -103,8 +105,10 @@ class Trial:
         return sum(numbers[-1] - len(numbers) for numbers in steps.values())
 
     def end(self) -> None:
-        self.muster.run("stop", "--kill", self.run_id)
-        self.muster.leave_nothing()
+        try:
+            self.muster.run("stop", "--kill", self.run_id)
+        finally:
+            self.muster.leave_nothing()
 
     # ------------------------------------------------------------------------------------------ what is killed
 
@@ -120,9 +124,12 @@ class Trial:
         signal_all(host.pids("training.workers.worker"), signal.SIGKILL)
 
     def kill_coordinator(self) -> None:
-        for process in processes_of(self.run_id):
-            if "training.exchange.group.coordinator_main" in process.cmdline():
-                process.kill()
+        for process in until(self._coordinators):  # one that was killed before may not have started again
+            process.kill()
+
+    def _coordinators(self) -> list[psutil.Process]:
+        mine = processes_of(self.run_id)
+        return [process for process in mine if "training.exchange.group.coordinator_main" in line_of(process.pid)]
 
     def kill_supervisor(self) -> None:
         killed = self.muster.supervisor(self.run_id)
