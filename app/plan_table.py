@@ -12,7 +12,7 @@ from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, sentence
-from distributed.planning.run_time import plan_stages_text, run_time, steps_text, together_text
+from distributed.planning.run_time import divided_members, plan_stages_text, run_time, steps_text, together_text
 from profiles.errors import counted
 from profiles.installation import program
 from profiles.quantities import bytes_text, memory_text, share_text, time_text
@@ -28,18 +28,22 @@ _HEAD = "   way                  over           n  step s  wait   raw useful  lo
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """Return ``diloco H=50 mxfp4``, or ``alone``."""
+    """Return ``diloco H=50 mxfp4``, ``alone``, or ``2 x 3 allreduce`` of two members of three devices."""
     choice = candidate.choice
     if choice.alone:
         return "alone"
     interval = f" H={choice.interval}" if choice.interval > 1 else ""
+    if members := divided_members(choice.blocks):
+        devices = f"{members} x {len(choice.members) // members}"
+        return f"{devices} {choice.strategy}{interval}" if members > 1 else "divided model"
     return f"{choice.strategy}{interval}{f'+{choice.delay}' if choice.delay else ''} {choice.codec}"
 
 
 def choice_text(choice: Choice) -> str:
     """Return ``desk, pc and studio, merging every 50 steps``, or ``studio alone``, without the strategy's name."""
     members = together_text(choice.members, choice.blocks)
-    return members if choice.alone or choice.blocks else f"{members}, {_rhythm(choice)}"
+    is_one_member = choice.alone or divided_members(choice.blocks) == 1
+    return members if is_one_member else f"{members}, {_rhythm(choice)}"
 
 
 def doubt_lines(planning: Planning | None, profile: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from distributed.planning.documents.document import (
 from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.members import as_cut, check_machines, member_names, plan_run, starter_of
+from distributed.preparation.members import as_cut, can_have_members, check_machines, member_names, plan_run, starter_of
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from profiles.errors import BadInput
@@ -54,6 +54,8 @@ class PlanOptions:
     """Maximum age of figures of machines and links in seconds."""
     planning: Planning | None = None
     """An existing plan: nothing is measured, and it is used unchanged."""
+    only_member: bool = False
+    """Whether a divided model cannot have several members: the run has begun with one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     cluster = figures.cluster
     job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
     if is_divided(profile):
-        return planner.with_hashes(plan_layout(cluster, job, profile), cluster, profile)
+        only_member = options.only_member or not can_have_members(machines)
+        return planner.with_hashes(plan_layout(cluster, job, profile, only_member=only_member), cluster, profile)
     learnt_corrections, candidates = corrections(cluster, job), coordinators(cluster, machines)
     planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:

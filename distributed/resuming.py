@@ -214,7 +214,9 @@ def recut(plan: RunPlan, machines: Sequence[Ready], held: HeldParts, path: Path,
     fixed = profile.model_copy(update={"run": run.model_copy(update={"fit_memory": "off"})})  # as it was trained so far
     if len(names) == 1:
         fit(fixed, memory_budgets(fixed, machines))
-    cut = plan_machines(machines, fixed, PlanOptions(planning=_planning(fixed, names, path)), tell).plan
+    cut = plan_machines(
+        machines, fixed, PlanOptions(planning=_planning(fixed, names, path), only_member=True), tell
+    ).plan
     if covered_step({name: held[name] for name in cut.machines}) is None:  # parts are on others, too
         cut = plan_run(fixed, machines)
     member = plan.members[0].model_copy(update={"devices": cut.members[0].devices})
@@ -232,7 +234,7 @@ def _planning(profile: Profile, names: Sequence[str], path: Path) -> Planning | 
         measured = {machine.name for machine in figures.cluster.machines if machine.trains}
         if measured >= set(names):
             cluster = _only(figures.cluster, names)
-            planning = plan_layout(cluster, job_of(profile, figures.workload), profile)
+            planning = plan_layout(cluster, job_of(profile, figures.workload), profile, only_member=True)
             return planner.with_hashes(planning, cluster, profile)
     return None
 

@@ -316,7 +316,7 @@ class RunSettings(Section):
     offload: bool = option(
         False, "with layout = shard, keep what GPUs need only at times in main memory; slower", advanced=True
     )
-    stages: int = option(0, "devices of a member with layout = pipeline; 0: all, as one member", ge=0, le=64)
+    stages: int = option(0, "devices of a member with layout = pipeline; 0: as planned, or all", ge=0, le=64)
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024
     )

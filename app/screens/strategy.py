@@ -15,7 +15,7 @@ from app.wizard.state import actions
 from app.wizard.state.records import CandidateRow
 from app.wizard.state.state import Step, WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
-from distributed.planning.run_time import steps_text, together_text
+from distributed.planning.run_time import divided_members, steps_text, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text, time_text
 
@@ -160,6 +160,8 @@ def _row(
 ) -> TableRow:
     look, choice, key = StatusMark.CHOSEN if is_chosen else StatusMark.NOT_CHOSEN, ranked.choice, str(ranked.index)
     members = f" {choice.members[0]}" if choice.alone else f" {counted(len(choice.members), 'machine')}"
+    groups = divided_members(choice.blocks)
+    members += f" as {counted(groups, 'member')}" if groups > 1 else ""
     members += " nccl" if choice.engine == "nccl" and not ranked.recommended else ""
     symbol = Content.styled(look.symbol + " ", look.style)
     advice = " recommended" if is_recommended else ""

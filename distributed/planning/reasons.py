@@ -321,6 +321,10 @@ WORDS = {
     "layout-no-link": "{subject} would need links that were not measured",
     "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble:.0f} % "
     "of it, and wait for links for {share:.0f} %",
+    "layout-several-members": "{subject} learn {useful:.2f} times as fast as {other}; their exchanges take "
+    "{exchange_text} of a step of {step_text}",
+    "layout-one-member": "{subject} would learn {useful:.2f} times as fast as {other}; their exchanges would take "
+    "{exchange_text} of a step of {step_text}",
     "layout-outside": "{subject} needs the links inside a machine, and {other} are several",
     "layout-not-on-mps": "{subject} does not run on the GPU of a Mac",
     "layout-slow-link": "{other} would send for {exchange_text} in a step that computes for {compute_text}",

@@ -140,10 +140,18 @@ def stages_text(names: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
         names: of the devices.
         blocks: of each of them, the first one from 0 and the first one of the next device; empty: not known.
     """
-    members = sum(start == 0 for start, _ in blocks) or 1
-    stages = len(names) // members
+    stages = len(names) // (divided_members(blocks) or 1)
     groups = [_and(names[first : first + stages]) for first in range(0, len(names), stages)]
     return _divided(groups, blocks[:stages])
+
+
+def divided_members(blocks: Sequence[tuple[int, int]]) -> int:
+    """Return how many members hold a divided model; 0: it is not divided.
+
+    Args:
+        blocks: see :class:`~distributed.planning.documents.document.Choice`.
+    """
+    return sum(start == 0 for start, _ in blocks)
 
 
 def _divided(groups: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:

@@ -52,7 +52,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
         groups = [[members[rank] for rank in local.processes_of(member.rank)] for member in local.members]
         members = [_as_one(rank, group, addresses, len(groups) == 1) for rank, group in enumerate(groups)]
     update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines)}
-    if local.is_staged and len(members) > 1 and update["coordinator"] != starter_of(link for link, _ in machines):
+    if local.is_staged and len(members) > 1 and not can_have_members(machines):
         message = f"{update['coordinator']} cannot carry the coordinators of members of several devices"
         raise BadInput(message, "leave out coordinator in the hosts file: this computer carries them")
     return local.model_copy(update=update)
@@ -150,6 +150,11 @@ def _coordinator(machines: Sequence[Ready]) -> str:
     """Return the machine that the hosts file wants the coordinator on, else this one; empty: no member is on it."""
     requested = (link.name for link, _ in machines if link.machine.carries_coordinator)
     return next(requested, starter_of(link for link, _ in machines))
+
+
+def can_have_members(machines: Sequence[Ready]) -> bool:
+    """Whether a divided model can have several members: this computer carries a coordinator for each of its stages."""
+    return _coordinator(machines) == starter_of(link for link, _ in machines)
 
 
 def starter_of(links: Iterable[MachineLink]) -> str:

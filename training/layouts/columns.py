@@ -33,14 +33,13 @@ from training.exchange.base import (
     MeanResult,
     Pending,
 )
-from training.exchange.codecs import CastCodec, codec_by_name
 from training.exchange.residuals import Residual
 from training.layouts.base import Layout
 from training.layouts.carrier import Carrier, gather_among, receive_payload, send_payload
 from training.layouts.messages import as_bytes
 from training.records.plan import RunPlan
 from training.strategies.base import Strategy
-from training.strategies.registry import strategy_class
+from training.strategies.registry import keeps_copies_alike, strategy_class
 from training.strategies.user_strategy import load_user_strategy
 from training.strategies.weights import trainable
 
@@ -161,7 +160,7 @@ def check_in_parts(kind: type[Strategy], settings: StrategySettings, ties: bool)
     if not ties:
         return
     codec, tie = kind.codec(settings), "two devices of a member hold one weight"
-    if not (kind.acts_elementwise(settings) and isinstance(codec_by_name(codec), CastCodec)):
+    if not keeps_copies_alike(settings):
         message = f"{tie}, which {kind.name} with codec = {codec} would not keep alike"
         raise BadInput(message, f"{_INSTEAD}, with codec = fp32 or bf16 and no compressor")
     if settings.error_feedback and codec != "fp32":  # members keep errors of means, each of another range of a column

@@ -14,7 +14,7 @@ from profiles.errors import BadInput, where_it_failed
 from profiles.locations import user_code_in
 from profiles.options import hint_for
 from profiles.schema import StrategySettings
-from training.exchange.codecs import example_codecs
+from training.exchange.codecs import CastCodec, codec_by_name, example_codecs
 from training.numerics.schedule import AskedRule, scaling_rule
 from training.strategies.base import Strategy
 from training.strategies.checked_costs import CheckedCosts
@@ -174,6 +174,12 @@ def refusal_in_parts(settings: StrategySettings) -> str:
         return ""
     reason = strategy_class(settings.strategy).why_not_in_parts(settings)
     return f"does not work with {settings.strategy}, which {reason}" if reason else ""
+
+
+def keeps_copies_alike(settings: StrategySettings) -> bool:
+    """Whether two devices of a member that hold one weight, each in its part, compute the same for it."""
+    kind = strategy_class(settings.strategy)
+    return kind.acts_elementwise(settings) and isinstance(codec_by_name(kind.codec(settings)), CastCodec)
 
 
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:

@@ -20,13 +20,15 @@ from distributed.launcher import (
     with_best_paths,
 )
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
+from distributed.planning import planner
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
-from distributed.planning.layouts.divided_plan import fit_or_divide
+from distributed.planning.layouts.divided_plan import fit_or_divide, plan_layout
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
+from distributed.preparation.members import can_have_members
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
@@ -69,6 +71,10 @@ class Forecast:
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
             return planning
+        if row.candidate.choice.blocks:
+            cluster, only_member = self.measurements.figures.cluster, not can_have_members(self.machines)
+            divided = plan_layout(cluster, planning.job, self.profile, only_member=only_member, chosen=row.index)
+            return planner.with_hashes(divided, cluster, self.profile)
         ranking = (*planning.ranking[: row.index], row.candidate, *planning.ranking[row.index + 1 :])
         settings = settings_of(row.candidate, self._predictor(planning))
         settings = with_best_paths(settings, self.measurements, self.machines)
@@ -154,6 +160,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
 def way_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow:
     """Return the row of ``planning.ranking[index]``, of which ``candidate`` may differ in its sync interval."""
     choice = candidate.choice
+    exchanges_whole = candidate.predicted and not (choice.alone or choice.blocks)
     return CandidateRow(
         candidate,
         index,
@@ -162,8 +169,8 @@ def way_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow
         best_speed=planning.ranking[index].useful_speed_up,
         time=run_time(planning, candidate),
         quality=quality_text(planning, candidate),
-        exact=candidate.predicted and not choice.alone and known_costs(choice).exact,
+        exact=exchanges_whole and known_costs(choice).exact,
         acceptable=candidate.loss_increase <= planning.job.max_loss_increase,
-        periodic=candidate.predicted and not choice.alone and bool(known_costs(choice).interval_option),
+        periodic=exchanges_whole and bool(known_costs(choice).interval_option),
         recommended=index == planning.chosen,
     )

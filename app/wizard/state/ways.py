@@ -89,7 +89,9 @@ def advised(candidates: Sequence[CandidateRow], preference: str) -> CandidateRow
 
 def rhythm_text(candidate: CandidateRow) -> str:
     """Return how often the machines synchronise; empty for a single machine."""
-    if candidate.choice.alone or candidate.choice.blocks:
+    from distributed.planning.run_time import divided_members  # pydantic
+
+    if candidate.choice.alone or divided_members(candidate.choice.blocks) == 1:
         return ""
     return f"merging every {counted(candidate.interval, 'step')}" if candidate.interval > 1 else "merging in every step"
 

@@ -216,7 +216,7 @@ class Choice(Document):
     @property
     def without_interval(self) -> tuple[object, ...]:
         """Key that is equal for choices which differ in their intervals only."""
-        return self.strategy, self.codec, self.engine, self.members
+        return self.strategy, self.codec, self.engine, self.members, self.blocks
 
 
 class MemberForecast(Document):

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypedDict
 
 from distributed.planning.documents.cluster import Cluster
-from distributed.planning.documents.document import (
-    Candidate,
-    Choice,
-    Job,
-    MemberForecast,
-    Planning,
-    Reason,
-    Settings,
-)
+from distributed.planning.documents.document import Job, Planning, Reason, Settings
 from distributed.planning.layouts.candidates import layout_candidates
 from distributed.planning.layouts.divided import why_shards
+from distributed.planning.layouts.hybrid import (
+    DividedWay,
+    hybrid_ways,
+    member_reasons,
+    merging_of,
+    ranked_ways,
+    way_of,
+)
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, member_name
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.data.sample_order import apportion
 from training.layouts.inside.checks import refusal_inside
-from training.numerics.schedule import RunSteps
 from training.records.plan import DevicePlan, MemberPlan
-from training.strategies.registry import default_strategy, strategy_class
-from training.strategies.user_strategy import load_user_strategy, sync_schedule_of
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import model_folder
 from training.tasks.registry import inputs_of, size_for
@@ -143,11 +137,15 @@ def _why_alone(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
     return ""
 
 
-def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
+def plan_layout(
+    cluster: Cluster, job: Job, profile: Profile, *, only_member: bool = False, chosen: int = 0
+) -> Planning:
     """Plan a run of one member whose devices hold the model together, or of several such members.
 
     Args:
         cluster: with the times of the blocks, or with measured steps of a model that was held whole.
+        only_member: whether the run cannot have several members.
+        chosen: index in the ranking of the way that is taken.
 
     Raises:
         BadInput: no device was measured, or another model.
@@ -158,109 +156,42 @@ def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
         if machine.blocks and len(machine.blocks) != len(size.blocks):
             counts = f"{len(machine.blocks)} blocks, and this one has {len(size.blocks)}"
             raise BadInput(f"the model measured on {machine.name} has {counts}", "measure this profile")
-    merging = _merging(profile)
+    merging = merging_of(profile)
     candidates = layout_candidates(LayoutJob(profile, size, cluster, merging["interval"], divides=True))
-    pipelines = [each for each in candidates if each.layout == "pipeline" and each.accepted]
+    fitting = [each for each in candidates if each.layout == "pipeline" and each.accepted and each.fits]
     if stages := profile.run.stages:  # by hand: as many members as fit
-        taken = sorted((p for p in pipelines if len(p.members[0]) == stages), key=lambda p: -len(p.members))
+        taken = sorted((p for p in fitting if len(p.members[0]) == stages), key=lambda p: -len(p.members))[:1]
+        ways = [way_of(pipeline, job, merging) for pipeline in taken]
     else:
-        taken = [pipeline for pipeline in pipelines if len(pipeline.members) == 1]
-    refused = [each.reason for each in candidates if not each.accepted]
-    fitting = [each for each in taken if each.fits]
-    if not fitting:  # the lines about the layouts that a person could not choose would tell nothing
+        ways = [way_of(pipeline, job, merging) for pipeline in fitting if len(pipeline.members) == 1]
+        ways += [] if only_member else hybrid_ways(profile, size, cluster, job, fitting)
+        ways = ranked_ways(ways, job)
+    if not ways:  # the lines about the layouts that a person could not choose would tell nothing
         refused = [each.reason for each in candidates if each.layout == "pipeline"]
         return Planning(job=job, ranking=(), chosen=None, reasons=(Reason.of("nothing-fits"), *refused))
-    best = fitting[0]
-    candidate = _candidate(best, job, merging if len(best.members) > 1 else _alone())
+    refused = [each.reason for each in candidates if not each.accepted]
+    best = ways[chosen]
+    beside = [best, *(way for way in ways if way is not best)]
     return Planning(
         job=job,
-        ranking=(candidate,),
-        chosen=0,
-        settings=_settings(best, candidate, cluster, profile),
-        reasons=(best.reason, *refused),
+        ranking=tuple(way.candidate for way in ways),
+        chosen=chosen,
+        settings=_settings(best, cluster, profile),
+        reasons=(best.layout.reason, *member_reasons(beside), *refused),
     )
 
 
-class _Merging(TypedDict):
-    """How members exchange, as fields of a choice."""
-
-    strategy: str
-    codec: str
-    interval: int
-
-
-def _alone() -> _Merging:
-    return _Merging(strategy=default_strategy(), codec="fp32", interval=1)
-
-
-def _merging(profile: Profile) -> _Merging:
-    """Return how several members exchange."""
-    chosen = profile.strategy
-    if chosen.strategy == "auto":
-        chosen = chosen.model_copy(update={"strategy": default_strategy()})
-    codec = strategy_class(chosen.strategy).codec(load_user_strategy(chosen))
-    return _Merging(strategy=chosen.strategy, codec=codec, interval=sync_schedule_of(chosen).interval)
-
-
-def _candidate(layout: LayoutCandidate, job: Job, merging: _Merging) -> Candidate:
-    """Return a pipeline as the other documents of a plan show it: with its devices as their members."""
-    stages = [stage for member in layout.members for stage in member]
-    run = job.run_steps(len(layout.members))
-    micro_batches, step = _mean_step(layout, run)
-    compute = [stage.seconds * micro_batches for stage in stages]
-    members = tuple(
-        MemberForecast(
-            name=stage.name,
-            micro_batch=layout.micro_batch,
-            seconds=seconds,
-            busy=seconds,
-            memory=stage.memory,
-            memory_free=stage.memory_usable,
-            bytes_per_hour=0.0,
-        )
-        for stage, seconds in zip(stages, compute, strict=True)
-    )
-    return Candidate(
-        choice=Choice(
-            **merging,
-            engine="mesh",
-            members=tuple(stage.name for stage in stages),
-            blocks=tuple((stage.start, stage.end) for stage in stages),
-        ),
-        step=step,
-        samples_per_second=run.mean_batch / step if step else 0.0,
-        speed_up=1.0,
-        useful_speed_up=1.0,
-        members=members,
-        accumulation=layout.micro_batches,
-        global_batch=run.batch,
-        steps=run.steps,
-        samples=run.samples,
-        compute=max(compute),
-        exposed=step - max(compute),
-        reasons=(layout.reason,),
-    )
-
-
-def _mean_step(layout: LayoutCandidate, run: RunSteps) -> tuple[float, float]:
-    """Return the mean micro-batches and seconds of a run's steps: a pipeline takes as many periods as micro-batches
-    pass through its stages."""
-    filling = len(layout.members[0]) - 1
-    largest_part = max(apportion(run.remainder, [layout.micro_batch] * len(layout.members)))
-    in_smaller = math.ceil(largest_part / layout.micro_batch)
-    micro_batches = (run.full * layout.micro_batches + run.smaller * in_smaller) / run.steps
-    return micro_batches, layout.step * (micro_batches + filling) / (layout.micro_batches + filling)
-
-
-def _settings(layout: LayoutCandidate, candidate: Candidate, cluster: Cluster, profile: Profile) -> Settings:
+def _settings(way: DividedWay, cluster: Cluster, profile: Profile) -> Settings:
+    layout = way.layout
     changed = {name: after for name, (_, after) in layout.options.items()}
     batch_size = int(changed.get("batch_size", profile.training.batch_size))
     members = [_member(rank, stages, batch_size, layout, cluster) for rank, stages in enumerate(layout.members)]
+    stages = {"stages": len(layout.members[0])} if len(members) > 1 else {}
     return Settings(
-        options={"layout": "pipeline", **changed},
+        options={"layout": "pipeline", **stages, **changed, **way.options},
         members=tuple(members),
         engine="mesh",
-        left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*candidate.choice.members})),
+        left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*way.candidate.choice.members})),
     )
 
 
