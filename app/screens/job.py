@@ -25,10 +25,11 @@ from profiles.errors import counted
 from profiles.installation import shown_path
 from profiles.options import OptionSpec, check_value
 from profiles.quantities import duration_text, memory_text
+from training.numerics.schedule import run_steps
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _PLAIN = {
-    "epochs": "passes over the training data",
+    "epochs": "passes over the data",
     "batch_size": "samples at a time on one device",
     "learning_rate": "at its peak, for one machine alone",
     "language": "spoken, where no table says it",
@@ -93,10 +94,24 @@ class JobScreen(StepScreen):
             TableRow(DATASET, (Content("data set"), literal(_shown(job.dataset), "bold"), self._data(state.data))),
             TableRow(MODEL, (Content("model"), literal(_shown(job.model), "bold"), self._fits(state))),
             TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
-            *[_option(row, narrow) for row in main],
+            *[_option(row, narrow, self._steps(state) if row.name == "epochs" else "") for row in main],
             TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted("rarely needed"), Content(""))),
             *([_option(row, narrow) for row in advanced] if self._open or is_filtered else []),
         ]
+
+    def _steps(self, state: WizardState) -> str:
+        """Return how many optimizer steps the passes are on the selected machines; empty where that is not known."""
+        values = {row.name: row.value for row in state.job.value.options if not row.problem}
+        samples = int(values.get("max_train_samples") or 0) or state.data.value.samples
+        samples = min(samples, state.data.value.samples)
+        try:
+            epochs, batch = float(values["epochs"]), int(values["batch_size"])
+            batch *= int(values.get("gradient_accumulation") or 1) * len(state.members)
+        except (KeyError, ValueError):  # such as ``auto``
+            return ""
+        if not samples or not batch or int(values.get("max_steps") or 0):
+            return ""
+        return f"about {counted(run_steps(samples, batch, epochs).steps, 'step')}"
 
     def _fits(self, state: WizardState) -> Content:
         fits = state.fits
@@ -314,12 +329,13 @@ def _about_option(spec: OptionSpec) -> list[str]:
     return [text for text in (spec.help, spec.unit, spec.limits) if text]
 
 
-def _option(row: JobOption, narrow: bool) -> TableRow:
+def _option(row: JobOption, narrow: bool, remark: str = "") -> TableRow:
     """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row."""
     first_words = re.split(r"[;:(]", row.spec.help)[0].strip()
     help_text = _PLAIN.get(row.name) or (first_words if narrow else row.spec.help)
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
+    help_text = ", ".join(filter(None, (help_text, remark)))
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)
     value = Content.assemble(literal(row.spec.shown(row.value) or "-", style), (changed, "$text-primary"))
     return TableRow(f"option:{row.name}", (literal(row.name), value, about))
