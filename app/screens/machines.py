@@ -42,8 +42,8 @@ class MachinesScreen(StepScreen):
     )
     HELP = (
         "Machines appear as they are found: those that announce themselves (a Mac with Remote Login on does), those in "
-        "your SSH configuration and hosts file, and those you add. Each machine is one row, however many names, "
-        "addresses and cables it has: its SSH host key identifies it.\n"
+        "your SSH configuration and hosts file, those that let Muster in before, and those you add. Each machine is "
+        "one row, however many names, addresses and cables it has: its SSH host key identifies it.\n"
         "Machine missing? On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install and start "
         "openssh-server. Or add it with 'a'."
     )

@@ -6,6 +6,7 @@ import base64
 import errno
 import ipaddress
 import itertools
+import shutil
 import socket
 import struct
 import threading
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
 from scripted_connection import garbage, serving, silent
 
+from app.cli.machines.check import clean
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.known_machines import (
     KnownKeys,
@@ -62,11 +64,11 @@ from distributed.discovery.sightings import (
     apply,
 )
 from distributed.ssh.access import check_access
-from distributed.ssh.config import ResolvedHost, SshTarget
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget
 from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, fingerprint
 from distributed.ssh.login_history import forget_login, note_login, past_logins
 from distributed.system import parse_ports
-from profiles.errors import BadInput
+from profiles.errors import BadInput, ExitCode
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -703,7 +705,9 @@ def test_a_real_server_shows_its_key_and_is_listed_again_after_a_log_in(
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    target = SshTarget("attic", "127.0.0.1", host.port, key=str(lab.key))
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    shutil.copy(lab.key, Path(OWN_KEY).expanduser())
+    target = SshTarget("attic", "127.0.0.1", host.port)
     assert check_access(target, trust=lambda key: key.fingerprint == seen.fingerprint).ok
     (written,) = (tmp_path / "muster" / "logins").iterdir()
     assert written.stat().st_mode & 0o077 == 0
@@ -711,7 +715,7 @@ def test_a_real_server_shows_its_key_and_is_listed_again_after_a_log_in(
     with Discovery(sources, browse=False) as discovery:
         until(lambda: [m.found_by for m in machines(discovery.state) if m.name == "attic" and m.paths[0].online])
     assert [m.found_by for m in machines(discovery.state) if not m.here] == [(SightingOrigin.PAST_LOGIN,)]
-    forget_login("127.0.0.1", host.port)
+    assert clean([f"127.0.0.1:{host.port}"], yes=True) is ExitCode.DONE
     assert past_logins() == []
 
 

@@ -122,7 +122,8 @@ class DiscoveryWatch:
             self._met, self._met_at = self._outside.neighbours(), self._outside.now()
         unlisted = [address for address in self._met if address not in typed]
         more = f" and {len(unlisted) - _SHOWN} more" if len(unlisted) > _SHOWN else ""
-        ask = f"key s asks for SSH on this network: {', '.join(unlisted[:_SHOWN])}{more}"
+        met = f"{', '.join(unlisted[:_SHOWN])}{more}"
+        ask = f"this computer has met {met} on its networks: press s to ask which of them accept SSH"
         return (*((ask,) if unlisted else ()), ANNOUNCE)
 
     def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
