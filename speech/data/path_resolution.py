@@ -16,7 +16,9 @@ _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "soun
 _MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 FILE_URL = re.compile(r"file:(?://(?:localhost(?=/))?)?", re.IGNORECASE)
-SEARCHED = f"nor in {', '.join(_INNER[:2])} or the like"
+_MOST_FOLDERS = 64
+"""Further subfolders in which a recording is searched by its name alone."""
+SEARCHED = "nor in a folder below"
 """Where a missing file was looked for, beside its table."""
 
 
@@ -24,18 +26,23 @@ def resolve_path(folder: Path, cell: str) -> Path:
     """Return the file that a cell names, relative to ``folder``, in the spelling on disk.
 
     A missing file is searched in all its :func:`readings`, by the trailing components of its path (for tables from
-    another computer), in usual subfolders (``clips/``, ``wavs/``, ...), with audio extensions if the cell has none, and
-    regardless of case and Unicode normalisation (file names from a Mac may be decomposed). If nothing is found, the
-    path is as written.
+    another computer), in usual subfolders (``clips/``, ``wavs/``, ...), then in the only other subfolder that has it,
+    with audio extensions if the cell has none, and regardless of case and Unicode normalisation (file names from a Mac
+    may be decomposed). If nothing is found, the path is as written.
     """
     meanings = readings(cell)
     for path in map(path_as_written, meanings):
         if os.path.exists(folder / path):
             return folder / path
-    for path_end in (spelled for text in meanings for end in _path_suffixes(text) for spelled in _with_extensions(end)):
+    path_ends = [spelled for text in meanings for end in _path_suffixes(text) for spelled in _with_extensions(end)]
+    for path_end in path_ends:
         for inner in (folder, *(folder / name for name in _INNER)):
             if (stored := _find_on_disk(inner, path_end)) is not None:
                 return stored
+    for path_end in path_ends:
+        matches = [match for inner in _subfolders(folder) if (match := _find_on_disk(inner, path_end)) is not None]
+        if matches:
+            return matches[0] if len(matches) == 1 else folder / path_end
     return folder / path_as_written(meanings[-1] if "\\" in cell else cell)
 
 
@@ -91,7 +98,25 @@ def _find_on_disk(folder: Path, path: Path) -> Path | None:
     return folder if os.path.isfile(folder) else None
 
 
-@functools.lru_cache(maxsize=64)
+def _subfolders(folder: Path) -> tuple[Path, ...]:
+    """Return the folders below ``folder``, two levels deep; none if there are more than a person would search."""
+    try:
+        inner = _folders_in(folder, os.stat(folder).st_mtime_ns)
+        folders = (*inner, *(deeper for path in inner for deeper in _folders_in(path, os.stat(path).st_mtime_ns)))
+    except OSError:
+        return ()
+    return folders if len(folders) <= _MOST_FOLDERS else ()
+
+
+@functools.lru_cache(maxsize=256)
+def _folders_in(folder: Path, changed: int) -> tuple[Path, ...]:
+    """Return the visible folders in a folder, at most one more than are searched."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return tuple(folder / name for name in names[: _MOST_FOLDERS + 1])
+
+
+@functools.lru_cache(maxsize=256)
 def _names(folder: Path, changed: int) -> dict[str, str]:
     """Return the names in a folder by :func:`_key`, without ambiguous ones."""
     names: dict[str, str] = {}

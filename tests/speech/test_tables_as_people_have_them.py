@@ -114,7 +114,7 @@ def test_all_errors_of_a_table_are_told_at_once_but_no_endless_list(tmp_path: Pa
     assert message.endswith("; and 3 more")
     assert isinstance(refused.value, FileFaults) and refused.value.problems == (
         "train.csv:2: column text is empty",
-        "train.csv:3: column audio_path: none.wav is not there, nor in clips, wavs or the like",
+        "train.csv:3: column audio_path: none.wav is not there, nor in a folder below",
         "train.csv:4: 4 fields, but the first line names 3 columns",
         "train.csv:5: column audio_path is empty",
         f"train.csv:6: column id: {name!r} is there already, in line 2",
@@ -224,6 +224,8 @@ def test_what_holds_single_words_is_not_guessed_among_several(tmp_path: Path) ->
         ("file://clips/a.wav", "clips/a.wav"),
         ("'a.wav' ", "clips/a.wav"),
         ('"D:\\sound\\a.wav"', "a.wav"),
+        ("a", "recordings of 2026/A.mp3"),
+        ("a.wav", "phone/november/a.wav"),
         ("Größe/a.wav", unicodedata.normalize("NFD", "größe") + "/A.wav"),
     ],
 )
@@ -243,9 +245,24 @@ def test_a_url_of_a_file_elsewhere_is_an_absolute_path(tmp_path: Path) -> None:
 
 def test_a_missing_file_says_how_it_was_looked_for(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [("a", "no%20file.wav", "hello"), ("b", "gone.wav", "there")])
-    with pytest.raises(BadInput, match="no%20file.wav is not there, nor in clips, wavs or the like") as caught:
+    with pytest.raises(BadInput, match="no%20file.wav is not there, nor in a folder below") as caught:
         read_speech(str(tmp_path))
     assert caught.value.message.endswith("gone.wav is not there")  # said once is enough
+
+
+def test_of_two_folders_with_the_file_none_is_guessed(tmp_path: Path) -> None:
+    for folder in ("first takes", "second takes"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.wav").touch()
+    assert not resolve_path(tmp_path, "a").exists()
+
+
+def test_headings_in_another_language_are_known_by_their_cells(tmp_path: Path) -> None:
+    (tmp_path / "Aufnahmen 2026").mkdir()
+    for _, path, _ in write_clips(tmp_path, 2):
+        (tmp_path / path).rename(tmp_path / "Aufnahmen 2026" / Path(path).name)
+    table_of(tmp_path, "Nr.;Aufnahme;Gesagt\n1;clip0;ja, gern\n2;clip1;nein, danke\n", "Liste.csv")
+    assert [clip.text for clip in read_speech(str(tmp_path))["train"]] == ["ja, gern", "nein, danke"]
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:

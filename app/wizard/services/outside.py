@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from app.console import command_line
 from app.wizard.state.records import Tell
 from profiles.errors import BadInput
 from profiles.installation import TYPED_PROGRAM, program_words, training_code, training_python
@@ -213,8 +214,17 @@ def _make_data_set(source: str, folder: str, text_column: str, tell: Tell) -> Ma
     except ValueError as error:
         raise BadInput(f"no data set could be made of {source}", "see the log (g)") from error
     if problem := document.get("error"):
-        raise BadInput(problem["message"], problem["hint"])
+        raise BadInput(problem["message"], _hint_here(problem["hint"], source, folder))
     return document
+
+
+def _hint_here(hint: str, source: str, folder: str) -> str:
+    """Return a hint of ``data prepare``, with the whole command if it names an option, which the set-up has not."""
+    if " --" not in hint:
+        return hint
+    return (
+        f"{hint}, in a terminal: {command_line('data', 'prepare', source, '--out', folder)}; then choose {folder} here"
+    )
 
 
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
