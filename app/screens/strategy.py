@@ -183,7 +183,7 @@ def _plain(ranked: CandidateRow, longest: float) -> tuple[Content, ...]:
     time = Content.assemble(
         literal(f"{duration_text(ranked.seconds):>8} "), muted(time_bar)
     )  # cut where it is too long
-    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
+    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "the same"))
 
 
 def _figures(ranked: CandidateRow) -> tuple[Content, ...]:

@@ -125,9 +125,10 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     if single is not None and not candidate.choice.alone:
         alone = f"{machine_text(single.choice.members[0])} alone"
         if 0 < after < _NOTICEABLE_RATIO * seconds:
-            words.append(f"After {duration_text(after)} it is where {alone} would end.")
+            words.append(f"After {duration_text(after)} the model is as good as that of {alone} at its end.")
         elif _NOTICEABLE_RATIO * after > seconds:
-            words.append(f"To end where {alone} ends, it would have to train for {duration_text(after)}.")
+            later = f"after {duration_text(after)}, later than the run ends"
+            words.append(f"The model would be as good as that of {alone} {later}.")
     if candidate.loss_increase:
         words.insert(0, f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)

@@ -160,11 +160,11 @@ class ModelDialog(CommandsDialog):
 
 
 def commands_after(ended: EndedRun, metadata: RunMetadata | None) -> list[str]:
-    """Return the commands to type after a run: to use the model, and to start the run again; after the tour, to train
-    its job on this computer."""
+    """Return the commands to type after a run: to use the model, and to start the run again; after the tour, to begin
+    with one's own machines, and to train its job on this computer."""
     following = next_commands(ended)
     if ended.plan.profile.name == TOUR_PROFILE:
-        return [command_line("distributed-train", "demo"), *following]
+        return [command_line(), command_line("distributed-train", "demo"), *following]
     if metadata is None or "--resume" in metadata.command:  # the run of a resumed attempt has ended
         return following
     again = rerun_line(metadata, Path.cwd())

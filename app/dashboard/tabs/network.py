@@ -33,10 +33,11 @@ COLUMNS = (
     TableColumn("sent", "sent", right=True, min_width=7),
     TableColumn("received", "received", right=True, min_width=7, rank=3),
     TableColumn("time", "time", right=True, min_width=6),
-    TableColumn("wait", "wait", right=True, min_width=6),
+    TableColumn("paused", "paused", right=True, min_width=6, rank=2),
+    TableColumn("last", "last", min_width=12, rank=1),
+    TableColumn("transfer", "transfer", right=True, min_width=8),
     TableColumn("rate", "Mbit/s", right=True, min_width=6),
-    TableColumn("slowest", "slowest", min_width=12, rank=2),
-    TableColumn("planned", "of plan", right=True, min_width=6, rank=1),
+    TableColumn("planned", "of plan", right=True, min_width=6),
 )
 _WORTH = 1.05
 """Predicted gain from which on another candidate plan is recommended."""
@@ -56,13 +57,13 @@ class NetworkPane(Pane):
     """Totals, advice, and the newest synchronisations."""
 
     ABOUT = (
-        "Every synchronisation: bytes of the machine that sends most, the time from its start to its result, how long "
-        "training stood still for it, and what that makes in Mbit/s. Where there is a plan, 'of plan' holds "
-        "the time of the machine that came last, which waited for no other, against the planned one ('too small' where "
-        "an exchange has too few bytes to judge, 'a loss' where all waited for a machine that was lost). Far above "
-        "100 % the network is slower than measured, or the machines are busy with other work. A faster way is named "
-        "with its predicted gain. Which way each pair goes is said too: directly, dialled by one of the "
-        "two for both directions, or through the relay."
+        "Every synchronisation: bytes of the machine that sends most; the time from its start to its result; for how "
+        "long training was paused meanwhile; the machine that came last, for which the others waited; and what was "
+        "left of the time then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
+        "one ('too small' where an exchange has too few bytes to judge, 'a loss' where all waited for a machine that "
+        "was lost). Far above 100 % the network is slower than measured, or the machines are busy with other work. A "
+        "faster way is named with its predicted gain. Which way each pair goes is said too: directly, dialled by one "
+        "of the two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
     NetworkPane #sums, NetworkPane #map { height: auto; padding-bottom: 1; }
@@ -110,8 +111,8 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
 
 
 def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> TableRow:
-    """Return the row of one synchronisation; the slowest machine's name has at most ``name_cells`` cells."""
-    ranks = sorted({*picture.state.members, row.slowest} - {-1})
+    """Return the row of one synchronisation; the last machine's name has at most ``name_cells`` cells."""
+    ranks = sorted({*picture.state.members, row.last} - {-1})
     names = dict(zip(ranks, short_names([picture.name(rank) for rank in ranks], name_cells)))
     planned = picture.planned.exchange if picture.planned else 0.0
     cells = (
@@ -121,9 +122,10 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
         literal(bytes_text(row.sent)),
         literal(bytes_text(row.received)),
         literal(time_text(row.seconds)),
-        literal(time_text(row.wait), "$text-warning" if row.wait > 0.5 * row.seconds > 0 else ""),
+        literal(time_text(row.paused)),
+        literal(names.get(row.last, "-")),
+        literal(time_text(row.transfer)),
         literal(rate_figure(row.mbit)),
-        literal(names.get(row.slowest, "-")),
         _of_plan(row, planned),
     )
     return TableRow(f"{row.step}/{row.number}", cells)
@@ -149,10 +151,6 @@ def sums(picture: Picture) -> Iterator[Content]:
     count = max((m.exchanges for m in members), default=0)
     rows = exchanges(picture.state)
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
-    if rows:
-        middle = statistics.median(row.seconds for row in rows)
-        rate = rate_text(statistics.median(row.mbit for row in rows))
-        words.append(f"median {time_text(middle)} from the first start to the result, {rate}")
     if (waiting := waiting_share(picture.state)) is not None:
         tense = "is" if picture.state.ended is None else "was"
         words.append(f"{share_text(waiting)} of the time {tense} waiting")
@@ -162,16 +160,22 @@ def sums(picture: Picture) -> Iterator[Content]:
     for reason in picture.planning.reasons if picture.planning is not None else ():
         if reason.code in (*OWNERSHIP_CODES, *CABLES):
             yield literal(sentence(reason), "$text-muted")
-    if (planned := picture.planned) is not None and rows:
-        planned_text = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
-        paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
-        transfer = [row.transfer for row in rows if not row.interrupted]
-        measured = f"; measured {_measured(transfer)}, {time_text(max(paces))} a step" if transfer and paces else ""
-        yield literal(planned_text + measured, "$text-muted")
+    for text in _medians(rows, picture) if rows else ():
+        yield literal(text, "$text-muted")
 
 
-def _measured(transfer: Sequence[float]) -> str:
-    return f"{time_text(statistics.median(transfer))} without waiting for others"
+def _medians(rows: Sequence[ExchangeRow], picture: Picture) -> Iterator[str]:
+    """Yield the usual times of a synchronisation and of a step, beside those of the plan."""
+    planned, usual = picture.planned, [row for row in rows if not row.interrupted] or rows
+    time, transfer = (
+        statistics.median(values) for values in zip(*((r.seconds, r.transfer) for r in usual), strict=True)
+    )
+    rate = rate_text(statistics.median(row.mbit for row in usual))
+    plan = f" ({time_text(planned.exchange)} planned)" if planned is not None else ""
+    yield f"median synchronisation: {time_text(time)}, of it transfer {time_text(transfer)}{plan}, {rate}"
+    paces = [member.seconds_per_step or 0.0 for member in picture.state.members.values() if member.active]
+    if planned is not None and (longest := max(paces, default=0.0)):
+        yield f"step of the slowest machine: {time_text(longest)} ({time_text(planned.step)} planned)"
 
 
 def advice(picture: Picture) -> list[Content]:

@@ -25,17 +25,17 @@ class ExchangeRow:
     received: int
     """Bytes that the same member received."""
     seconds: float
-    """Time from the start to the result, of the slowest member."""
+    """Time from the first member's start to the result."""
     transfer: float
-    """The same of the last member to arrive, which did not wait for others: this is what a plan predicts."""
+    """Time from the last member's start, for which all others waited, to the result: this is what a plan predicts."""
     interrupted: bool
     """Whether a machine was lost meanwhile: then all waited for it."""
-    wait: float
+    paused: float
     """Longest time in seconds for which a member's training stood still."""
     mbit: float
-    """Payload of the slowest member, in the direction that carried more, over the time, in Mbit/s."""
-    slowest: int
-    """Rank of the slowest member; -1 where one alone has reported."""
+    """Payload of the last member, in the direction that carried more, over the transfer, in Mbit/s."""
+    last: int
+    """Rank of the last member to start; -1 where one alone has reported."""
 
 
 def exchanges(state: RunState) -> list[ExchangeRow]:
@@ -49,19 +49,19 @@ def exchanges(state: RunState) -> list[ExchangeRow]:
 
 
 def _row(reports: Sequence[SyncEvent], losses: Sequence[float]) -> ExchangeRow:
-    largest, longest = (max(reports, key=lambda s: s.bytes_sent), max(reports, key=lambda s: s.seconds))
-    payload, rank = max(longest.bytes_sent, longest.bytes_received), longest.member
+    first, last = max(reports, key=lambda sync: sync.seconds), min(reports, key=lambda sync: sync.seconds)
+    largest, payload = max(reports, key=lambda sync: sync.bytes_sent), max(last.bytes_sent, last.bytes_received)
     return ExchangeRow(
-        step=longest.step,
-        number=longest.round,
+        step=first.step,
+        number=first.round,
         began=min(sync.time for sync in reports),
-        members=len(longest.members) or len(reports),
+        members=len(first.members) or len(reports),
         sent=largest.bytes_sent,
         received=largest.bytes_received,
-        seconds=longest.seconds,
-        transfer=min(sync.seconds for sync in reports),
+        seconds=first.seconds,
+        transfer=last.seconds,
         interrupted=any(sync.time - sync.seconds <= lost <= sync.time for sync in reports for lost in losses),
-        wait=max(sync.wait for sync in reports),
-        mbit=payload * 8 / 1e6 / longest.seconds if longest.seconds > 0 else 0.0,
-        slowest=-1 if rank is None or len(reports) == 1 else rank,
+        paused=max(sync.wait for sync in reports),
+        mbit=payload * 8 / 1e6 / last.seconds if last.seconds > 0 else 0.0,
+        last=-1 if last.member is None or len(reports) == 1 else last.member,
     )
