@@ -29,7 +29,7 @@ from training.numerics.schedule import run_steps
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _PLAIN = {
-    "epochs": "passes over the data",
+    "epochs": "passes over the training data",
     "batch_size": "samples at a time on one device",
     "learning_rate": "at its peak, for one machine alone",
     "language": "spoken, where no table says it",
@@ -100,7 +100,7 @@ class JobScreen(StepScreen):
         ]
 
     def _steps(self, state: WizardState) -> str:
-        """Return how many optimizer steps the passes are on the selected machines; empty where that is not known."""
+        """Return what the epochs are in optimizer steps of the selected machines; empty where that is not known."""
         values = {row.name: row.value for row in state.job.value.options if not row.problem}
         samples = int(values.get("max_train_samples") or 0) or state.data.value.samples
         samples = min(samples, state.data.value.samples)
@@ -111,7 +111,7 @@ class JobScreen(StepScreen):
             return ""
         if not samples or not batch or int(values.get("max_steps") or 0):
             return ""
-        return f"about {counted(run_steps(samples, batch, epochs).steps, 'step')}"
+        return f"passes, about {counted(run_steps(samples, batch, epochs).steps, 'step')}"
 
     def _fits(self, state: WizardState) -> Content:
         fits = state.fits
@@ -330,12 +330,12 @@ def _about_option(spec: OptionSpec) -> list[str]:
 
 
 def _option(row: JobOption, narrow: bool, remark: str = "") -> TableRow:
-    """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row."""
+    """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row. A
+    ``remark`` takes the place of the words."""
     first_words = re.split(r"[;:(]", row.spec.help)[0].strip()
     help_text = _PLAIN.get(row.name) or (first_words if narrow else row.spec.help)
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
-    help_text = ", ".join(filter(None, (help_text, remark)))
-    about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)
+    about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(remark or help_text)
     value = Content.assemble(literal(row.spec.shown(row.value) or "-", style), (changed, "$text-primary"))
     return TableRow(f"option:{row.name}", (literal(row.name), value, about))

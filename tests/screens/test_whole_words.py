@@ -55,7 +55,7 @@ def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
     options = (*JOB.options, JobOption(long, "0.0", default=""), path)
     steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, options=options))
     words = shown(steering, ["o"])
-    assert "passes over the data, about 600 steps" in words and "samples at a time on one device" in words
+    assert "passes, about 600 steps" in words and "samples at a time on one device" in words
     assert "/home/ada/models/of the kitchen/tiny" in shown(steering, ["o", "end"])
 
 
