@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
-from app.run_view.headline import remarks_on
+from app.run_view.headline import remarks_on, start_stages
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
@@ -106,6 +106,8 @@ class ProgressPanel:
         state = self.state
         yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
         yield self._status_line()
+        if self._resumes:
+            yield Text(visible("; ".join(start_stages(state))), no_wrap=True, overflow="ellipsis")
         yield _members(state, narrow=options.max_width < 100)
         evaluations = state.evaluations if state.status != "completed" else {}  # they are in the result below it
         for split, results in evaluations.items():
@@ -117,8 +119,17 @@ class ProgressPanel:
             for notice in [notice for notice in notices if notice.time >= begun][-SHOWN_WARNINGS:]:
                 yield Text(visible(_line_of(notice, state)), style=style)
 
+    @property
+    def _resumes(self) -> bool:
+        """Whether a run that has trained before has not taken a step of this attempt yet."""
+        attempts = self.state.attempts
+        return self.state.ended is None and len(attempts) > 1 and not attempts[-1].first_steps
+
     def _status_line(self) -> Table:
         state = self.state
+        status = time_left_text(state, self.now) if state.status == "running" else state.status
+        if self._resumes and (begun := state.attempts[-1].begun) is not None:
+            status = f"starting for {duration_text(max(0.0, self.now - begun))}"
         line = Table.grid(padding=(0, 2))
         elapsed = duration_text(state.seconds(self.now)) if state.started else "-"
         if state.total_steps is None:
@@ -130,7 +141,7 @@ class ProgressPanel:
             Text(rate_text(state)),
             *([] if state.simulated_hours is None else [Text(simulated_text(state.simulated_hours))]),
             Text(f"{elapsed} elapsed"),
-            Text(time_left_text(state, self.now) if state.status == "running" else visible(state.status)),
+            Text(visible(status)),
         )
         return line
 

@@ -28,7 +28,8 @@ from app.run_view.run_series import (
     over_hours,
     smoothed,
 )
-from app.run_view.run_state import RunState, machine_changes
+from app.run_view.run_state import RunState
+from app.run_view.tables.machine_changes import machine_changes
 from profiles.quantities import bytes_text, figure_text
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"

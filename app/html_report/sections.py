@@ -14,8 +14,9 @@ from app.report import rerun_line
 from app.run_view.figures import MORE_DATA, data_text, stages_times_text
 from app.run_view.metrics import simulated_text
 from app.run_view.pair_paths import is_loopback
-from app.run_view.run_state import UNFINISHED, machine_changes, status_word
+from app.run_view.run_state import UNFINISHED, status_word
 from app.run_view.tables.evaluations import metric_rows
+from app.run_view.tables.machine_changes import machine_changes
 from app.run_view.timeline import TimelineEntry, entry_text
 from app.task_results import results_of
 from distributed.planning.documents.document import Candidate, Planning, Reason

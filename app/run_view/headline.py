@@ -21,6 +21,13 @@ STALLED_AFTER = 30.0
 _SOON = 120.0
 """Seconds to the end below which the time left is shown instead of the time of day."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
+_STAGES = {
+    "starting": "loading the program",
+    "started": "reading the data",
+    "joined": "loading the model",
+    "ready": "taking the first step",
+}
+"""Work before the first step, by the status that a member has meanwhile; the first comes first."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def headline(view: RunView) -> RunHeadline:
     if state.status == "paused":
         return RunHeadline("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (view.launched or any(member.step for member in states)):
-        return RunHeadline("starting", "Starting", (present, *_phases(state)))
+        return RunHeadline("starting", "Starting", (present, *start_stages(state)))
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
     predicted, alone_text = _promised(view, soon), _alone(view, soon)
@@ -140,11 +147,22 @@ def _progress(state: RunState) -> tuple[str, ...]:
     return (f"step {state.steps_text}",) if state.step else ()
 
 
-def _phases(state: RunState) -> Sequence[str]:
+def start_stages(state: RunState) -> Sequence[str]:
+    """Return what is under way in a start: the preparation that is furthest behind, with its progress."""
     busy = [member for member in state.members.values() if member.phase]
     if not busy:
-        return (state.phase,) if state.phase else ()
+        done, _, total = state.phase.rpartition(" ")[2].partition("/")
+        stage = state.phase if done != total else _loading(state) or state.phase
+        return (stage,) if stage else ()
     return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing,)
+
+
+def _loading(state: RunState) -> str:
+    """Return the work of the machines that are furthest behind: ``loading the model on larder, garage``."""
+    for status, work in _STAGES.items():
+        if names := [member.label for member in state.members.values() if state.status_of(member) == status]:
+            return f"{work} on {', '.join(names)}"
+    return ""
 
 
 def _why(member: MemberState) -> str:

@@ -17,7 +17,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.run_view.run_series import of_run
-from app.run_view.run_state import RunState, arrivals_and_departures, status_word
+from app.run_view.run_state import RunState, status_word
+from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from profiles.quantities import clock_text, machine_text

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from app.run_view.member_state import MemberState
 from app.run_view.run_series import SNAPSHOTS, SUMMED, Series, SeriesBucket, merged, of_member, of_run, summed
-from app.run_view.run_state import RunState, machine_changes
+from app.run_view.run_state import RunState
+from app.run_view.tables.machine_changes import machine_changes
 from app.run_view.timeline import with_reason
 
 PER_ROUND = ("samples/s", "wait share")

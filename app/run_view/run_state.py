@@ -7,15 +7,12 @@ share (evaluations, warnings, the last snapshot) is chosen by rules that do not 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
 from app.run_view.member_state import (
-    GONE,
-    PRESENT_STATUSES,
     MemberScopedEvent,
     MemberState,
     advance,
@@ -25,7 +22,7 @@ from app.run_view.member_state import (
     sum_of_known,
 )
 from app.run_view.metrics import SplitResults, with_result
-from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, at_step, figures, of_member, with_figures
+from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, at_step, figures, with_figures
 from app.run_view.run_series import newest as newest_value
 from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
 from training.records.attempts import Attempts, attempts_after, seconds_in
@@ -84,6 +81,10 @@ class RunState:
     updated: float | None = None
     """Time of the newest event."""
     attempts: Attempts = ()
+    resumed_from: int = 0
+    """Step from which the newest attempt goes on."""
+    unstarted: frozenset[int] = frozenset()
+    """Ranks of the attempt before the newest that have not reported since."""
     total_steps: int | None = None
     phase: str = ""
     """Preparation of the run itself before the first step: ``machines 1/3``."""
@@ -103,15 +104,20 @@ class RunState:
         return reported or (planned or {}).get(rank) or (f"member {rank}" if rank >= 0 else "run")
 
     def status_of(self, member: MemberState) -> str:
-        """Return a member's status, or ``paused`` while the run is."""
+        """Return a member's status; ``paused`` while the run is, ``starting`` until its worker reports again."""
+        if self.status == "starting" and member.rank in self.unstarted:
+            return "starting"
         return "paused" if self.status == "paused" and member.active else member.status
 
     def holds(self, entry: TimelineEntry) -> bool:
-        """Whether an entry is still true: waiting for a machine ends when it joins or the run ends."""
+        """Whether an entry is still true: waiting for a machine ends when it joins, or when this start is over."""
         if entry.kind != "warning" or not entry.text.startswith("waiting for "):
             return True
-        arrived = [member.label for member in self.members.values() if member.step or member.status == "joined"]
-        return self.ended is None and not entry.text.startswith(tuple(f"waiting for {name}:" for name in arrived))
+        if self.status != "starting" or entry.time < (self.started or 0.0):
+            return False
+        begun = [member for rank, member in self.members.items() if rank not in self.unstarted]
+        arrived = [member.label for member in begun if member.step or member.status in ("joined", "ready")]
+        return not entry.text.startswith(tuple(f"waiting for {name}:" for name in arrived))
 
     @property
     def entries(self) -> list[TimelineEntry]:
@@ -149,13 +155,14 @@ class RunState:
         """Steps that all active members have done.
 
         Members that have come while the run was under way do not count until they have caught up with the others, in
-        their first exchange: so the step does not go backwards.
+        their first exchange: so the step does not go backwards. An attempt begins at the step of its snapshot.
         """
-        working = [member for member in self.members.values() if member.active and member.step]
+        begun = [member for rank, member in self.members.items() if rank not in self.unstarted]
+        working = [member for member in begun if member.active and member.step]
         earliest = min((member.began[1] for member in working if member.began is not None), default=0)
         counted = [member.step for member in working if member.keeps_up(earliest)]
         counted = counted or [member.step for member in working]
-        return min(counted) if counted else max((member.step for member in self.members.values()), default=0)
+        return min(counted) if counted else max(self.resumed_from, *(member.step for member in begun), 0)
 
     @property
     def steps_text(self) -> str:
@@ -265,74 +272,6 @@ def status_word(status: str) -> str:
     return "stopped" if status == "cancelled" else status
 
 
-def arrivals_and_departures(state: RunState) -> list[TimelineEntry]:
-    """Return the entries of machines that joined and left, oldest first.
-
-    That all leave a run that is stopped, and are back when it resumes, is left out.
-    """
-    moves: list[TimelineEntry] = []
-    present: set[int] = set()
-    away: dict[int, bool] = {}
-    for entry in chronological(state.timeline):
-        went = entry.status in GONE or (entry.kind == "error" and entry.member >= 0)
-        if entry.is_arrival or entry.status in PRESENT_STATUSES:
-            present.add(entry.member)
-        elif went:
-            present.discard(entry.member)
-        if entry.status == "done" or not (went or entry.is_arrival) or away.get(entry.member) == went:
-            continue
-        if entry.kind == "back" and entry.member not in away:
-            continue
-        away[entry.member] = went
-        moves.append(entry)
-        if entry.status == "left" and not present:
-            while moves and moves[-1].status == "left" and moves[-1].why == entry.why:
-                away[moves.pop().member] = False
-    return moves
-
-
-def machine_changes(state: RunState) -> list[tuple[float, TimelineEntry]]:
-    """Return the steps at which machines joined and left, without the beginning and the end of the run."""
-    moves, since = [], dict[int, float]()
-    for entry in arrivals_and_departures(state):
-        step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
-        if step is None and entry.is_arrival and entry.member in since:  # it was alone
-            step = since[entry.member] + 1
-        elif step is None and not entry.is_arrival and entry.member in state.members:
-            step = max(state.members[entry.member].step, since.get(entry.member, 0.0))
-        if step is not None and entry.kind == "back":
-            step = _first_own_step(state, entry.member, step)
-        last_step = state.total_steps if state.total_steps is not None else math.inf
-        if step is None or (entry.is_arrival and step < 1) or (entry.status == "left" and step >= last_step):
-            continue
-        since[entry.member] = step
-        moves.append((step, entry))
-    return moves
-
-
-def _first_own_step(state: RunState, rank: int, start: float) -> float:
-    """Return the first step at or after ``start`` that a member took: before it, it started and got the state."""
-    series = of_member(state.curves, rank, "loss")
-    steps = (float(bucket.number * series.width) for bucket in series.buckets)
-    return next((step for step in steps if step >= start), start)
-
-
-def _step_at(state: RunState, moment: float) -> float | None:
-    """Return the approximate step at a time, interpolated between events that have both; ``None``: unknown."""
-    moments = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
-    moments += [
-        (entry.time, entry.step) for entry in chronological(state.timeline) if entry.step >= 0 and not entry.status
-    ]
-    moments += [member.began for member in state.members.values() if member.began]
-    moments += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
-    before = max((pair for pair in moments if pair[0] <= moment), default=None)
-    after = min((pair for pair in moments if pair[0] > moment), default=None)
-    if before is None or after is None:
-        return None
-    share = (moment - before[0]) / max(1e-9, after[0] - before[0])
-    return before[1] + share * max(0, after[1] - before[1])
-
-
 def _without_snapshots(state: RunState) -> RunState:
     """Forget all snapshots: the machines found none to resume from."""
     members = {r: changed(member, snapshot_step=None, snapshot_live=()) for r, member in state.members.items()}
@@ -373,6 +312,11 @@ def _at_rest(state: RunState) -> RunState:
 
 
 def _run(state: RunState, event: RunEvent) -> RunState:
+    if event.status == "starting":
+        step = state.resume_step if len(state.attempts) > 1 else None
+        state = changed(state, phase="", resumed_from=step or 0, unstarted=frozenset(state.members))
+    elif event.status == "running" and isinstance(step := event.details.get("step"), int):
+        state = changed(state, resumed_from=step)
     now = changed(
         state,
         status=event.status,
@@ -396,4 +340,6 @@ def _with_member(state: RunState, event: MemberScopedEvent) -> RunState:
     member = state.members.get(event.member, MemberState(event.member))
     members = {**state.members, event.member: advance(member, event)}
     ordered = members if event.member in state.members else dict(sorted(members.items()))
+    if isinstance(event, MemberEvent | StepEvent) and event.member in state.unstarted:
+        state = changed(state, unstarted=state.unstarted - {event.member})
     return _at_rest(changed(state, members=ordered))

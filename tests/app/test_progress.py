@@ -14,7 +14,7 @@ from rich.console import Console
 from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, ProgressPanel, progress_for
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
-from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, SnapshotEvent, WarningEvent
 
 HOSTILE = "\x1b[31m[bold]red[/bold]\x1b]0;title\x07\r\n\u202egnp"
 
@@ -254,3 +254,32 @@ def test_unfinished_texts_are_named_in_a_sentence_if_there_are_any() -> None:
     ):
         *_, unfinished = evaluation_lines(reduce_events(events))
         assert unfinished == f"{shares} of the texts are unfinished: the model went on and on, and was stopped"
+
+
+def test_a_resumed_run_names_the_stage_of_its_start_and_goes_on_from_its_snapshot() -> None:
+    """Its step never goes backwards, its start has a clock, and nobody waits any longer for who is ready."""
+    names = ("larder", "garage")
+    present = {
+        status: [MemberEvent(member=m, status=status, name=name, time=85.0) for m, name in enumerate(names)]
+        for status in ("started", "joined", "ready", "left")
+    }
+    waiting = [WarningEvent(message=f"waiting for {name}: its worker has not started yet", time=80.0) for name in names]
+    events: list[Event] = [
+        RunEvent(status="starting", time=1.0),
+        *present["started"],
+        RunEvent(status="running", total_steps=28, time=2.0),
+        *[step(n, member=m, time=2.0 + n) for n in range(1, 21) for m in (0, 1)],
+        *[SnapshotEvent(member=m, step=18, path="p", bytes=1, seconds=1.0, live=(0, 1)) for m in (0, 1)],
+        *present["left"],
+        RunEvent(status="cancelled", time=30.0),
+        RunEvent(status="starting", time=58.0),
+        ProgressEvent(phase="machines", done=2, total=2),
+        *waiting,
+    ]
+    shown = picture(events, no_color=True)
+    assert "step 18/28" in shown and "starting for 0:42" in shown and "left" not in shown
+    assert "loading the program on larder, garage" in shown and "waiting for garage" in shown
+    events += [*present["started"], *present["joined"]]
+    assert "loading the model on larder, garage" in picture(events, no_color=True)
+    shown = picture([*events, RunEvent(status="running", details={"step": 18}, time=90.0), *present["ready"]])
+    assert "18/28" in shown and "taking the first step" in shown and "waiting for" not in shown

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.run_view.run_series import Point, coarser, evaluation_series, of_run
-from app.run_view.run_state import machine_changes, reduce_events
+from app.run_view.run_state import reduce_events
+from app.run_view.tables.machine_changes import machine_changes
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
 

@@ -23,8 +23,9 @@ from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
 from app.run_view.ribbon import rate_of_run, series_of_member, series_of_run
 from app.run_view.run_series import SNAPSHOTS, Point, Series, newest, series_names, smoothed
-from app.run_view.run_state import RunState, machine_changes
+from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluated_series, old_step
+from app.run_view.tables.machine_changes import machine_changes
 from app.run_view.timeline import chronological
 from app.shell.folding import wrapped
 from app.shell.keys import WIDE, Key
