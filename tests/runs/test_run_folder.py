@@ -10,6 +10,7 @@ import pytest
 
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import Profile
+from tests.preloaded.python import python_itself
 from training.records.events import WarningEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RUN_ID, RunFolder, folder_name, new_run_id, rerun_script
@@ -212,6 +213,45 @@ def test_a_resume_with_another_plan_that_never_trains_leaves_the_plan_as_it_was(
         again.begin("running")
     assert RunFolder.open(folder.path).plan() == RunFolder.open(folder.path).plan_before() == other
     assert not list(folder.path.glob("plan.*.json"))
+
+
+KILLED_BEFORE_A_CHANGE = """
+import os, signal, sys
+from pathlib import Path
+from training.records import run_folder
+from training.records.plan import read_plan
+
+def counted(change):
+    def carried_out(*arguments, **options):
+        global changes
+        if not changes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        changes -= 1
+        return change(*arguments, **options)
+    return carried_out
+
+run_folder.write_atomically, Path.unlink = counted(run_folder.write_atomically), counted(Path.unlink)
+for changes, folder in enumerate(sys.argv[2:]):
+    if not (child := os.fork()):
+        run_folder.RunFolder.resume(Path(folder), read_plan(Path(sys.argv[1])), []).begin("running")
+        sys.exit("nobody has killed it")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+"""
+
+
+def test_a_resume_that_is_killed_anywhere_leaves_the_plan_that_was_trained(tmp_path: Path) -> None:
+    folders = [make(tmp_path / str(changes)) for changes in range(7)]
+    for folder in folders:
+        folder.finish("failed", {})
+        folder.close()
+    (resumed := tmp_path / "resumed.json").write_text(make_plan(workers=3).model_dump_json())
+    words = [python_itself(), "-c", KILLED_BEFORE_A_CHANGE, resumed, *(folder.path for folder in folders)]
+    subprocess.run(words, check=True)
+    for trained, folder in zip([make_plan()] * 6 + [make_plan(workers=3)], folders, strict=True):
+        with RunFolder.resume(folder.path, make_plan(workers=4), []) as again:
+            assert again.plan() == make_plan(workers=4) and again.plan_before() == trained
+            again.put_back()
+            assert again.plan() == again.plan_before() == trained
 
 
 def test_keys_do_not_outlive_the_run(tmp_path: Path) -> None:

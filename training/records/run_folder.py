@@ -152,7 +152,6 @@ class RunFolder:
                 request.unlink(missing_ok=True)
             if now.earlier is None or not (path / _EARLIER_PLAN).exists():
                 _keep_plan(path, plan)
-            _write_plan(path, plan)
             folder.update_metadata(
                 status="starting",
                 end_time=None,
@@ -162,12 +161,13 @@ class RunFolder:
                 attempt=earlier.attempt + 1,
                 earlier=earlier,
             )
-        except OSError as error:
+            _write_plan(path, plan)
+        except (OSError, RunFailed) as error:
+            with contextlib.suppress(RunFailed):
+                folder.put_back()
             folder.close()
-            raise BadInput(*explain(error, path)) from error
-        except RunFailed as error:
-            folder.close()
-            raise BadInput(error.message, error.hint) from error
+            words = (error.message, error.hint) if isinstance(error, RunFailed) else explain(error, path)
+            raise BadInput(*words) from error
         return folder
 
     @classmethod
@@ -361,6 +361,7 @@ def rerun_script(command: Sequence[str]) -> str:
 
 def _keep_plan(folder: Path, plan: RunPlan) -> None:
     """Keep the plan of a run beside another one with which it is resumed."""
+    (folder / _EARLIER_PLAN).unlink(missing_ok=True)  # of an attempt that was killed as it began
     with contextlib.suppress(BadInput):  # one that cannot be read is no use
         before = read_plan(folder / "plan.json")
         if (before.profile, before.members) != (plan.profile, plan.members):
