@@ -138,8 +138,8 @@ def _add_entry(file: IniFile, section: IniSection | None, line: str, number: int
 def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
     """Return ``text`` with section ``name`` holding exactly ``values``.
 
-    Everything outside the section is preserved byte for byte; inside it, comments, order and the spelling of unchanged
-    entries. New entries follow the last old one; a new section is appended at the end.
+    Everything outside the section is preserved byte for byte; inside it, comments (also behind a value), order and
+    the spelling of keys. New entries follow the last old one; a new section is appended at the end.
     """
     lines = split_lines(text)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
@@ -155,11 +155,20 @@ def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
         if not key or values.get(key) == old:
             output.append(lines[number - 1])
         elif key in values:
-            output.append(f"{key} = {values[key]}{end}")
+            output.append(_with_value(lines[number - 1].rstrip("\r\n"), values[key]) + end)
     if not output[-1].endswith(("\n", "\r")):
         output[-1] += end
     output += [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
     return "".join(output + lines[last_line:])
+
+
+def _with_value(line: str, value: str) -> str:
+    """Return the line of an entry with another value, and the comment behind it."""
+    entry = re.match(r"\s*[^=:]*[=:]\s*", line)
+    assert entry is not None
+    comment = _COMMENT_BEHIND.search(line[entry.end() :])
+    behind = comment[0] if comment else ""
+    return entry[0] + value + (f"  {behind}" if behind.startswith("#") else behind)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -140,10 +140,14 @@ def _outside(text: str, name: str) -> str:
 
 
 def test_comments_and_order_inside_a_section_stay() -> None:
-    text = "[a]\n# rate\nrate = 1  # low\nold = x\n# size\nsize = 2\n\n[b]\n"
+    text = "[a]\n# rate\nrate = 1  # low\nold = x\n# size\n  size: 2   # why\n\n[b]\n"
     assert with_section(text, "a", {"size": "3", "rate": "1", "new": "y"}) == (
-        "[a]\n# rate\nrate = 1  # low\n# size\nsize = 3\nnew = y\n\n[b]\n"
+        "[a]\n# rate\nrate = 1  # low\n# size\n  size: 3   # why\nnew = y\n\n[b]\n"
     )
+
+
+def test_a_comment_behind_no_value_stays_a_comment() -> None:
+    assert with_section("[a]\nrate = # none yet\n", "a", {"rate": "1"}) == "[a]\nrate = 1  # none yet\n"
 
 
 def test_a_new_section_keeps_the_line_ends() -> None:

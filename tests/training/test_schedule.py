@@ -116,8 +116,8 @@ def test_warm_up_as_a_share_of_the_run(warmup_steps: float, steps: int, warm_up:
 
 @pytest.mark.parametrize(
     ("samples", "epochs", "max_steps", "passes"),
-    [(35, 0.99, 0, 3), (500, 0.99, 0, 3), (800, 0.99, 0, 2), (6400, 0.99, 0, 0.99), (35, 22, 0, 22), (35, 1, 9, 1),
-     (0, 1, 0, 1)],
+    [(35, 0.99, 0, 10), (100, 0.99, 0, 6), (500, 0.99, 0, 3), (800, 0.99, 0, 2), (6400, 0.99, 0, 0.99),
+     (35, 3, 0, 3), (35, 22, 0, 22), (35, 1, 9, 1), (0, 1, 0, 1)],
 )  # fmt: skip
 def test_few_samples_are_passed_over_more_often(samples: int, epochs: float, max_steps: int, passes: float) -> None:
     assert enough_epochs(samples, TrainingSettings(epochs=epochs, max_steps=max_steps)) == passes

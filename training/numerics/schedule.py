@@ -17,9 +17,9 @@ Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
 AskedRule = Literal["auto", "off", "sqrt", "linear"]
 _ROUNDING = 1e-9
-FEWEST_SAMPLES, MOST_PASSES = 1200, 3
-"""Samples that a run is to see, and passes over few of them that are enough: with more, wrong transcripts are learned
-by heart (docs/how-to/whisper.md, "Few recordings")."""
+_FEW = ((600, 10), (1200, 3))
+"""Samples that a run is to see, each with the most passes over a data set for that: more gain nothing
+(docs/how-to/whisper.md, "Few recordings")."""
 
 
 def learning_rate_at(
@@ -122,14 +122,17 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
 
 def enough_epochs(samples: int, training: TrainingSettings) -> float:
     """Return the passes that a run takes over a data set for which its profile was not made: more than the profile's
-    where those are fewer than :data:`FEWEST_SAMPLES`, but at most :data:`MOST_PASSES`.
+    where those would see too few samples. A profile that passes over its data three times or more says how often its
+    recordings are heard, whatever their number, and stays.
 
     Args:
         samples: training samples of the data set; 0: not known.
     """
-    if training.max_steps or not samples or samples * training.epochs >= FEWEST_SAMPLES:
+    needed = max(fewest for fewest, _ in _FEW)
+    is_for_few = training.epochs >= min(most for _, most in _FEW)
+    if training.max_steps or not samples or is_for_few or samples * training.epochs >= needed:
         return training.epochs
-    return max(training.epochs, min(MOST_PASSES, math.ceil(FEWEST_SAMPLES / samples)))
+    return max(training.epochs, *(min(most, math.ceil(fewest / samples)) for fewest, most in _FEW))
 
 
 def is_length_open(options: Mapping[str, str]) -> bool:
@@ -137,11 +140,11 @@ def is_length_open(options: Mapping[str, str]) -> bool:
     return bool({"dataset", "dataset_path"} & options.keys()) and not {"epochs", "max_steps"} & options.keys()
 
 
-def few_samples_remark(samples: int, profile_epochs: str, epochs: str) -> str:
+def few_samples_remark(samples: int, profile_epochs: float, epochs: str) -> str:
     """Return the remark on a run that takes more passes than its profile says."""
     return (
         f"epochs = {epochs}, as {counted(samples, 'sample')} {'are' if samples > 1 else 'is'} few: "
-        f"the profile's {profile_epochs} would hardly train"
+        f"the profile's {profile_epochs:.2g} would hardly train"
     )
 
 

@@ -88,7 +88,7 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
     if (number := enough_epochs(samples, training)) == training.epochs:
         return resolved
     epochs = f"{number:g}"
-    tell(few_samples_remark(samples, resolved.value("epochs"), epochs))
+    tell(few_samples_remark(samples, training.epochs, epochs))
     return load_profile(resolved.profile.name, {**options, "epochs": epochs})
 
 

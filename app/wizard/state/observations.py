@@ -209,7 +209,7 @@ def _with_profile_that_hears(state: State, data: DataSummary) -> State:
 def _with_epochs(state: State, data: DataSummary) -> State:
     """Take more passes over a data set for which those of the profile would hardly train."""
     profile_epochs = next((row.default for row in state.job.value.options if row.name == "epochs"), "")
-    remark = few_samples_remark(data.samples, profile_epochs, data.epochs)
+    remark = few_samples_remark(data.samples, float(profile_epochs or 1), data.epochs)
     return state.answering(options=(*state.answers.options, ("epochs", data.epochs))).noting(remark)
 
 
