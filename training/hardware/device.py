@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,8 @@ from training.hardware.device_probe import bf16_gains
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 """Messages of back ends without an error class of their own (MPS, the CPU's allocator)."""
+_SUMMED_AT_ONCE = 1 << 16
+"""Squares that a CPU adds up one after another for a norm; the error is 2e-7 then."""
 
 
 def select_device(setting: str, index: int = 0) -> torch.device:
@@ -133,13 +135,32 @@ def _scale_down(parameters: list[nn.Parameter], max_norm: float, norm: float) ->
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor | None:
     """Scale gradients down to ``max_norm``; return their norm before (``None`` if clipping is off)."""
-    return nn.utils.clip_grad_norm_(parameters, max_norm) if max_norm > 0 else None
+    if max_norm <= 0:
+        return None
+    norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all elements of some gradients, as a tensor without dimensions.
+
+    A CPU adds up the squares of a tensor in 32 bits one after another, so for 4 million of them it is off by 1e-4, and
+    how much depends on how a layout divides the tensor: large ones are taken in pieces.
+    """
+    return nn.utils.get_total_norm([piece for gradient in gradients for piece in _pieces(gradient)])
+
+
+def _pieces(gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if gradient.device.type != "cpu" or gradient.layout != torch.strided or gradient.numel() <= _SUMMED_AT_ONCE:
+        return (gradient,)
+    return gradient.chunk(-(-gradient.numel() // _SUMMED_AT_ONCE))
 
 
 def gradient_norm(parameters: list[nn.Parameter], loss_scale: float | None) -> torch.Tensor:
     """Return the norm of gradients without their loss scale."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    norm = total_norm(gradients)
     return norm if loss_scale is None else norm / loss_scale
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.hardware.device import Precision, move
+from training.hardware.device import Precision, move, total_norm
 from training.layouts.carrier import Carrier, sum_among
 from training.layouts.messages import Tensors
 from training.layouts.relay import StageRelay, StageTimes
@@ -122,7 +122,7 @@ class Pipeline:
             ExchangeError: a device is lost.
         """
         gradients = [parameter.grad for parameter in self._counted_parameters() if parameter.grad is not None]
-        square = float(nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
+        square = float(total_norm(gradients)) ** 2
         return math.sqrt(float(self._sum_over_stages([torch.tensor(square, dtype=torch.float64)], 1)))
 
     def evaluate(self, batches: Sequence[Batch], weights: Sequence[float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from profiles.options import memory_saving_settings
 from profiles.schema import Profile
 from training.data.batches import StepBatches
 from training.exchange.base import ExchangeError
-from training.hardware.device import Precision, is_out_of_memory, move
+from training.hardware.device import Precision, is_out_of_memory, move, total_norm
 from training.layouts.base import Layout, StepBackward
 from training.layouts.carrier import gather_among, sum_among
 from training.layouts.inside.world import World
@@ -203,4 +203,4 @@ def cause_of(error: Exception) -> Exception:
 def sum_of_squares(gradients: list[torch.Tensor]) -> float:
     """Return the sum of the squares of all elements."""
     filled = [gradient for gradient in gradients if gradient.numel()]
-    return float(nn.utils.get_total_norm(filled)) ** 2 if filled else 0.0
+    return float(total_norm(filled)) ** 2
