@@ -23,6 +23,7 @@ from tests.waiting import until
 from training.exchange.base import Confirm, ExchangeError, JoiningState, SoloExchange
 from training.layouts.staged import StagedModel
 from training.records.events import Event, MemberEvent, RequestEvent, StepEvent
+from training.run.intake import COORDINATOR
 from training.run.membership import Membership, WorkerHandle
 from training.run.run_controller import RunController
 
@@ -264,6 +265,18 @@ def test_the_loss_of_a_member_that_comes_back_is_told_once() -> None:
     membership.add_workers(1, {rank: cast(Any, Silent()) for rank in (2, 3)})
     assert [membership.note_lost(2), membership.note_lost(3)] == [True, False]
     assert [membership.note_gone(2), membership.note_gone(3)] == [True, False]
+
+
+def test_a_member_is_back_with_the_last_of_its_devices_that_were_lost() -> None:
+    """Its coordinator calls a device lost whose machine sleeps, and the first device of the member notices nothing."""
+    membership = Membership(staged())
+    membership.workers = {rank: WorkerHandle(cast(Any, Silent())) for rank in range(4)}
+    for rank in range(4):
+        membership.note(COORDINATOR, MemberEvent(member=rank, status="joined"))
+    losses = [membership.note(COORDINATOR, MemberEvent(member=rank, status="lost")) for rank in (3, 2)]
+    returns = [membership.note(rank, MemberEvent(member=rank, status="joined")) for rank in (2, 3)]
+    assert (losses, returns) == ([True, False], [False, True])
+    assert membership.active_ranks == [0, 1, 2, 3]
 
 
 def test_a_member_of_several_devices_is_dropped_with_all_of_them() -> None:

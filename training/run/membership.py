@@ -265,7 +265,7 @@ class Membership:
             return True
         speaks = self.speaks(rank)
         if event.status == "joined":
-            return self._note_joined(source, rank) and speaks
+            return self._note_joined(source, rank)
         if event.status == "ready" and source == rank:
             self._confirmed.add(rank)
         if event.status == "done":
@@ -284,6 +284,7 @@ class Membership:
 
     def _note_joined(self, source: int, rank: int) -> bool:
         """Record that a worker has joined, or is back; return whether that is not in the run's events yet."""
+        gone = {other for other in self._reported_gone if self._member_of(other) == self._member_of(rank)}
         news = rank not in self._reported_joined or (source == rank and rank in self._confirmed)
         self._reported_joined.add(rank)
         self._reported_gone.discard(rank)
@@ -291,7 +292,7 @@ class Membership:
             self._confirmed.add(rank)
             self.joining.discard(rank)
             self.detached.discard(rank)
-        return news
+        return gone == {rank} if gone else news and self.speaks(rank)
 
     def _forget_joining(self, rank: int) -> None:
         """Record that a worker is gone: its next joining is news."""
@@ -383,8 +384,7 @@ class Membership:
             going = "has not ended yet" if self.is_ending(member) else "already takes part"
             raise BadInput(f"{self.plan.all_members[member].name} {going}")
         if self._is_staged and self.joining:  # each of their columns could let another of them in first
-            name = self.plan.process(min(self.joining)).member.name
-            raise BadInput(f"{name} is joining, and members of several devices join one by one", "try again then")
+            raise BadInput(f"{self.plan.process(min(self.joining)).member.name} is joining first", "try again then")
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if the members of this run cannot change."""
