@@ -254,6 +254,7 @@ class ElectionWorld:
         worker.followed, worker.is_held = worker.term, status.held
         worker.settled = max(worker.settled, status.settled)
         worker.note(committed=newest_of(status.committed, before.committed))
+        worker.note(barred=status.barred if status.epoch else before.barred)
         if worker.held_after is not None and (status.joining is None or status.joining.number != worker.published):
             worker.held_after = None
         if status.newcomer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def test_two_of_three_go_on_and_take_a_newcomer_that_is_told_whom_they_follow(tm
         members, stand_ins = connected(running)
         assert mean_of(members, "a") == [1.0] * 3
         until(lambda: running.coordinator.group._quorum.committed is not None)
+        running.coordinator.ban(3)
+        until(lambda: all(member._client.succession.allegiance.barred == {3} for member in members))
         vanish(running.coordinator)
         cut(members[0])
         assert mean_of(members[1:], "b") == [1.5] * 2
@@ -92,7 +95,13 @@ def test_two_of_three_go_on_and_take_a_newcomer_that_is_told_whom_they_follow(tm
         until(lambda: group._quorum.committed is not None and group._quorum.committed.members == (1, 2))
         del running.members[0]
         elected = members[2]._client.succession.allegiance.followed
-        assert running.connect(3, allegiance=Allegiance(elected, ["127.0.0.1"], elected)).is_newcomer
+        newcomer = functools.partial(running.connect, 3, allegiance=Allegiance(elected, ["127.0.0.1"], elected))
+        with pytest.raises(ExchangeError, match="it was dropped from the run"):
+            newcomer()
+        for member in members[1:]:  # the supervisor has come back, and lets it in
+            member._client.succession.allegiance.readmitted.add(3)
+        until(lambda: not group._bans.ranks)
+        assert newcomer().is_newcomer
 
 
 def test_one_of_three_waits_and_ends_without_going_on(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from election_world import ElectionWorld
+from election_world import ElectionWorld, Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +168,33 @@ def test_a_machine_that_joins_after_an_election_has_a_vote() -> None:
     world.lose_machine(1)
     world.go_on(12)
     assert world.standing_meshes() == {(2, 3)}
+
+
+def test_who_was_dropped_for_good_is_refused_by_elected_coordinators_until_let_in_again() -> None:
+    world = ElectionWorld(4)
+    world.coordinators[0].ban(3)
+    world.go_on(3)
+    world.workers[3] = Worker(3, incarnation=1)  # does not obey, and comes as a new process
+    world.set_cuts(cuts(*((4, rank) for rank in range(4))))
+    for others in ((0, 1, 2), (1, 2)):
+        if 0 not in others:
+            world.lose_machine(0)
+        world.go_on(12)
+        world.dial(3, world.workers[2].followed)
+        assert world.workers[2].followed and world.standing_meshes() == {others}
+        assert world.workers[3].member is None
+    group = world.coordinators[world.workers[2].followed]
+    world.workers[1].note(barred=())
+    world.say(1)
+    assert not group._bans.ranks  # half of the two do not report it any longer
+
+
+def test_a_member_alone_cannot_have_another_one_shut_out() -> None:
+    world = ElectionWorld(3)
+    world.set_cuts(cuts(*((3, rank) for rank in range(3))))
+    world.workers[0].note(barred=(1, 2))
+    world.go_on(12)
+    assert world.standing_meshes() == {(0, 1, 2)}
 
 
 def test_members_go_on_though_one_has_heard_of_a_mesh_that_never_was() -> None:

@@ -24,7 +24,8 @@ def taken(control: Control, step: int) -> list[str]:
 def test_a_command_waits_for_its_step() -> None:
     control = Control()
     control.post(Command(command="stop", at_step=3))
-    assert control.next(2) is None
+    control.post(Command(command="admit", rank=2))
+    assert control.next(2) is None and control.readmitted == {2}
     assert taken(control, 3) == ["stop"]
     assert control.next(4) is None
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.records.bounded_fields import first_problem
 from training.records.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MAX_BEGUN = 8
@@ -30,6 +30,7 @@ LEASE = 5.0
 """Seconds of silence after which a member, or the coordinator, is lost."""
 
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Ranks = Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 LAST_EPOCH = 1 << 40
 COUNT_BITS, RANK_BITS = 16, 12
@@ -130,6 +131,8 @@ class Report(_Message):
     """It is to stop: the first step after which it can; -1: it is not. It waits there until all can stop together."""
     leaves: bool = False
     """Its last report: it leaves."""
+    barred: Ranks = ()
+    """Who was dropped for good, according to its coordinator."""
 
     @property
     def is_going(self) -> bool:
@@ -218,6 +221,8 @@ class GroupStatus(_Message):
     """All members have reported it, and stop after this step."""
     committed: Configuration | None = None
     """The newest configuration that counts."""
+    barred: Ranks = ()
+    """Who was dropped for good, and is refused."""
     held: bool = False
     """Too few members are here to go on as the run: all wait for others."""
     relay: int = Field(0, ge=0, lt=65536)

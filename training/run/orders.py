@@ -53,7 +53,7 @@ class Command(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial", "unattended"]
+    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial", "unattended", "admit"]
     """``unattended``: nobody has been heard who started the run; the members train on, unless they wait for an order,
     and stop together then."""
     order: int = 0
@@ -65,6 +65,8 @@ class Command(BaseModel):
     """Of ``redial``: ``host:port`` at which the coordinator is reached from now on, if its connection breaks."""
     relay: str = ""
     """Of ``redial``: the same of the relay."""
+    rank: int = Field(0, ge=0)
+    """Of ``admit``: who was dropped, and is let in again by a coordinator that the members have elected."""
     member: MemberPlan | None = None
     """Of ``expect``: the member that will join. Carried out at once; the member joins when all have confirmed it."""
     at_sync: bool = False
@@ -170,6 +172,8 @@ class Control:
         self._expected: tuple[MemberPlan, ...] = ()
         self.rendezvous: tuple[str, str] | None = None
         """Address of the coordinator and of the relay, where they are not those of the start any more."""
+        self.readmitted: set[int] = set()
+        """Ranks that may join again, under a coordinator that the members have elected."""
         self._orders = MemberOrders()
         self._current: Command | None = None
         self._give_up: Callable[[str], None] = lambda why: None
@@ -190,6 +194,9 @@ class Control:
         if command.member is not None:
             self._expected = (*self._expected, command.member)
             self._on_expected(command.member)
+            return
+        if command.command == "admit":
+            self.readmitted.add(command.rank)
             return
         if command.command == "redial":
             self.rendezvous = command.address, command.relay

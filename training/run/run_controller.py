@@ -345,6 +345,8 @@ class RunController:
         self.check_changeable()
         self.members.check_can_join(member)
         workers: dict[int, Worker] = {}
+        for rank in self.members.plan.processes_of(member) if self.meeting_point.elected else ():
+            self.members.send({"command": "admit", "rank": rank})
         try:
             for rank in self.members.plan.processes_of(member):
                 workers[rank] = self._start_worker(rank, self._log(self.members.name(rank)))

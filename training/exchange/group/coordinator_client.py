@@ -120,7 +120,9 @@ class CoordinatorClient:
     def _report(self) -> Report:
         report, committed = self._state(), self._committed
         earlier = tuple(c for c in report.earlier if committed is None or c.epoch > committed.epoch)
-        return report.model_copy(update={"committed": committed, "earlier": earlier})
+        allegiance = self._joining.allegiance
+        barred = tuple(sorted(allegiance.barred - allegiance.readmitted))
+        return report.model_copy(update={"committed": committed, "earlier": earlier, "barred": barred})
 
     def note_full(self, mesh: Configuration) -> None:
         """Note that this member is connected with all others of a mesh: all have adopted it, so it is committed."""

@@ -23,13 +23,13 @@ from training.exchange.coordinator_protocol import (
     Report,
 )
 from training.exchange.group import coordinator_state, verdicts
+from training.exchange.group.bans import BANNED, Bans
 from training.exchange.group.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
 from training.exchange.group.presence import REDIAL_SECONDS, PresenceLog
 from training.exchange.group.quorum import first_epoch
 from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
-_BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8  # of the time after which an operation is given up, for a member to build its model
 _MAX_EPOCHS_AHEAD = 1000  # meshes that a member may have heard of, and a coordinator started again has not
 _SKIPPED_EPOCHS = 8  # meshes that no member may have told a coordinator of that was started again
@@ -49,7 +49,7 @@ class GroupMembership:
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
         self._quorum = coordinator_state.quorum_of(config, log)
-        self._banned, self._left = set[int](), self._quorum.left
+        self._bans, self._left = Bans(config.term > 0), self._quorum.left
         self._verdicts: dict[str, GroupStatus] = {}  # of dropped members, by incarnation
         self.relay = 0  # port of the relay for pairs of members that cannot dial one another
         self.started, self.epoch, self.orphaned = False, 0, False  # orphaned: the supervisor of this process is gone
@@ -77,8 +77,7 @@ class GroupMembership:
             self._quorum.note_full(member.report)
             running = self.started and self._resuming_until is None
             verdicts.check_report(member.rank, member.report, self.epoch + _MAX_EPOCHS_AHEAD if running else LAST_EPOCH)
-            if member.rank in self._banned:
-                raise ProtocolError(_BANNED)
+            self._bans.check(member.rank)
             if verdict := self._verdicts.get(member.hello.incarnation):  # its connection ended before it had read it
                 member.send(verdict)
                 return member.close()
@@ -125,6 +124,7 @@ class GroupMembership:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
+            self._bans.review(self._in_role("live"))
             self._commit()
             if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
                 self._settle()
@@ -144,15 +144,15 @@ class GroupMembership:
     def ban(self, rank: int) -> None:
         """Drop a member and refuse it from now on."""
         with self._lock:
-            self._banned.add(rank)
+            self._bans.ranks.add(rank)
             if rank in self.members:
-                self._drop(self.members[rank], "lost", _BANNED)
+                self._drop(self.members[rank], "lost", BANNED)
                 self._settle()
 
     def admit(self, rank: int) -> None:
         """Revoke a ban."""
         with self._lock:
-            self._banned.discard(rank)
+            self._bans.ranks.discard(rank)
 
     def note_end(self, rank: int) -> None:
         """Record that the process of a member has ended: it will not follow another coordinator."""
@@ -249,9 +249,7 @@ class GroupMembership:
         if (
             self._drop_all(too_far_behind, may_return=True)
             or self._drop_all(self._unsuitable())
-            or self._joining.update(
-                [member for member in self._in_role("newcomer") if member.report.ready], self._in_role("live")
-            )
+            or self._joining.update(self._in_role("newcomer"), self._in_role("live"))
         ):
             return True
         if self.form is None:
@@ -281,6 +279,7 @@ class GroupMembership:
         self.epoch = max(self.epoch + _SKIPPED_EPOCHS * self._config.elects, first_epoch(self._config.term))
         self._resuming_until, self._joining.last = None, 1000 * self.epoch  # above all earlier numbers
         self._drop_all(verdicts.left_behind(live, self._config.elects), may_return=True)
+        self._drop_all(self._bans.adopt(self._in_role("live"), self.members))
         return True
 
     def _end_mesh_if_needed(self, form: MeshStart) -> bool:
@@ -396,5 +395,6 @@ class GroupMembership:
                 relay=self.relay,
                 committed=self._quorum.committed,
                 held=held,
+                barred=tuple(sorted(self._bans.ranks)),
             )
             member.send(status)

@@ -31,6 +31,10 @@ class Allegiance:
     """The last one that it was connected with."""
     peers: dict[int, Peer] = field(default_factory=dict)
     """The members of the newest mesh."""
+    barred: set[int] = field(default_factory=set)
+    """Who was dropped for good, as the coordinator says."""
+    readmitted: set[int] = field(default_factory=set)
+    """Whom the supervisor has let in again since the election."""
 
 
 @dataclass(frozen=True)

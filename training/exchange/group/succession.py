@@ -94,8 +94,11 @@ class Succession:
         return hosts_of(self.allegiance.peers.get(successor.carrier, Peer(name="")))
 
     def meet(self, status: GroupStatus) -> None:
-        """Note the members of a new mesh, who are asked if the coordinator is lost; those before are asked, too: one
-        that was cut off may have gone to a later coordinator, and cannot come back from there."""
+        """Note who was dropped for good, and the members of a new mesh, who are asked if the coordinator is lost; those
+        before are asked, too: one that was cut off may have gone to a later coordinator, and cannot come back from
+        there."""
+        if status.epoch:  # else the coordinator does not know yet what those before have said
+            self.allegiance.barred = set(status.barred)
         if status.form is not None:
             self.allegiance.peers = {**self.allegiance.peers, **status.form.peers}
 
