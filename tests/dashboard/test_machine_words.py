@@ -38,7 +38,8 @@ def test_the_share_of_waiting_is_one_figure_on_all_tabs() -> None:
         events += steps(step, step, ranks=[0, 1], **fields)
         events += [sync(step // 10, member=rank) for rank in (0, 1) if merges]
     picture = Picture(Path("run"), reduce_events(events))
-    assert who_is_slow(picture).plain == "no machine holds the others up; 17 % of the time is waiting"
+    waiting = "17 % of the time goes to exchanges (waiting for the network and for one another)"
+    assert who_is_slow(picture).plain == f"no machine holds the others up; {waiting}"
     assert "17 % of the time is waiting" in next(iter(sums(picture))).plain
     assert newest_text(picture, "wait share") == "17 %"
     inner = [point.mean for point in series_of_member(picture.state, 0, "wait share").points()[10:-10]]

@@ -7,14 +7,17 @@ import pytest
 from run_folders import started, steps
 
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.network import advice, link_map, sums, sync_row
+from app.dashboard.tabs.network import advice, link_map, none_yet, sums, sync_row, synchronisations
 from app.dashboard.tabs.overview import sync_rows
 from app.run_view.run_state import reduce_events
 from app.run_view.tables.exchanges import exchanges
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.documents.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
+from profiles.files.resolve import profile_from_options
 from tests.app.app_events import sync
-from training.records.events import MemberEvent, PeerPath, SyncEvent, WaysEvent
+from training.records.events import MemberEvent, PeerPath, RunEvent, SyncEvent, WaysEvent
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0, steps: int = 100) -> Candidate:
@@ -33,6 +36,12 @@ def picture(chosen: int | None) -> Picture:
     )
     planning = Planning(job=job, ranking=ranking, chosen=chosen)
     return Picture(Path("run"), reduce_events([*started(), *steps(1, 9)]), planning=planning)
+
+
+def plan_of(strategy: str) -> RunPlan:
+    """Return the plan of a run of two members."""
+    options = {"task": "custom", "model_path": "nowhere:build", "strategy": strategy}
+    return plan_local_run(profile_from_options("x", options), 2)
 
 
 def said(shown: Picture) -> str:
@@ -79,6 +88,16 @@ def test_an_exchange_is_held_against_its_plan_without_the_wait_for_others() -> N
     lines = [line.plain for line in sums(shown)]
     assert "median synchronisation: 5.2 s, of it transfer 200 ms (200 ms planned), 40 Mbit/s" in lines
     assert "step of the slowest machine: 1 s (500 ms planned)" in lines
+
+
+def test_an_exact_run_counts_its_exchanges_before_one_is_listed() -> None:
+    """Those that compare the weights are listed: one in 50, and the last."""
+    shown = replace(picture(0), plan=plan_of("allreduce"))
+    assert next(iter(sums(shown))).plain.startswith("0 B sent, 0 B received by all, 9 synchronisations")
+    assert none_yet(shown) == "Every step has a synchronisation. One in 50 is listed: the first at step 50."
+    short = replace(shown, state=reduce_events([*started(), RunEvent(status="running", total_steps=28)]))
+    assert "the first at the end of the run" in none_yet(short)
+    assert synchronisations(replace(shown, plan=plan_of("diloco"))) == 0
 
 
 def test_an_exchange_in_which_a_machine_was_lost_is_not_held_against_its_plan() -> None:

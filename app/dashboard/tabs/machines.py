@@ -116,7 +116,9 @@ def who_is_slow(picture: Picture) -> Content:
     over = state.ended is not None
     brake, share = slowest(state), f"{share_text(waiting_share(state) or 0.0)} of the time"
     if brake is None:
-        words = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
+        went = "went" if over else "goes"
+        exchanges = f"{share} {went} to exchanges (waiting for the network and for one another)"
+        words = exchanges if over else f"no machine holds the others up; {exchanges}"
         return literal(words, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}

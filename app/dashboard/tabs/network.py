@@ -25,6 +25,8 @@ from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP_CODES, sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, rate_figure, rate_text, share_text, time_text
+from training.strategies.registry import strategy_class
+from training.strategies.user_strategy import sync_schedule_of
 
 COLUMNS = (
     TableColumn("round", "round", right=True, min_width=5),
@@ -82,7 +84,7 @@ class NetworkPane(Pane):
         shown.display = bool(words)
         shown.show(words)
         table = self.query_one(RowTable)
-        none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
+        none = "One machine alone exchanges nothing." if picture.expected == 1 else none_yet(picture)
         table.say_when_empty(literal(none, "$text-muted"))
         cells = _WIDE_NAME if self.app.size.width >= WIDE else _NAME
         table.show([sync_row(row, picture, cells) for row in exchanges(picture.state)[: -_SHOWN - 1 : -1]])
@@ -131,6 +133,29 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
     return TableRow(f"{row.step}/{row.number}", cells)
 
 
+def none_yet(picture: Picture) -> str:
+    """Return why no synchronisation is listed yet: members that hold equal weights list those that compare them."""
+    if picture.plan is None or picture.state.ended is not None:
+        return _NONE_YET
+    settings, state = picture.plan.profile.strategy, picture.state
+    if sync_schedule_of(settings).interval > 1 or strategy_class(settings.strategy).equal != "always":
+        return _NONE_YET
+    interval, total = settings.verify_interval, state.total_steps
+    following = (state.step // interval + 1) * interval if interval else None
+    listed = f"One in {interval} is listed" if interval else "The last is listed"
+    if following is None or (total is not None and following >= total):
+        return f"Every step has a synchronisation. {listed}: the first at the end of the run."
+    return f"Every step has a synchronisation. {listed}: the first at step {following}."
+
+
+def synchronisations(picture: Picture) -> int:
+    """Return how many synchronisations the run has had: reported ones, or its steps where each has one."""
+    plan, state = picture.plan, picture.state
+    count = max((member.exchanges for member in state.members.values()), default=0)
+    in_every_step = plan is not None and sync_schedule_of(plan.profile.strategy).interval == 1
+    return max(count, state.step) if in_every_step and picture.expected > 1 else count
+
+
 def _of_plan(row: ExchangeRow, planned: float) -> Content:
     """Return the time of an exchange without waiting for others over the planned seconds, where that can be judged."""
     if not planned:
@@ -148,12 +173,12 @@ def sums(picture: Picture) -> Iterator[Content]:
     members = list(picture.state.members.values())
     totals = [member.total for member in members]  # with those from before a member was lost
     sent, received = sum(total.bytes_sent for total in totals), sum(total.bytes_received for total in totals)
-    count = max((m.exchanges for m in members), default=0)
+    count = synchronisations(picture)
     rows = exchanges(picture.state)
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
     if (waiting := waiting_share(picture.state)) is not None:
         tense = "is" if picture.state.ended is None else "was"
-        words.append(f"{share_text(waiting)} of the time {tense} waiting")
+        words.append(f"{share_text(waiting)} of the time {tense} waiting for them")
     yield literal("; ".join(words))
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
