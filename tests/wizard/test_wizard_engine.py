@@ -239,6 +239,19 @@ def test_packages_come_from_here_where_a_person_says_so(make: Make) -> None:
     assert "repair with packages from here" in services.asked
 
 
+def test_packages_are_sent_to_no_machine_that_installs_its_own(make: Make) -> None:
+    """Two installations of one machine wrote the same files; one of them failed beside "ready"."""
+    installs = threading.Event()
+    services = FakeServices(findings={"anna": BROKEN, "bert": BROKEN}, hold={"repair": installs})
+    wizard = with_machines(make, services, ANNA.key, BERT.key)
+    on(wizard, Step.CHECKS)
+    until_state(wizard, lambda state: all(row.fixable for row in state.checks[1:]))
+    wizard.do(do.fix(ANNA.key))
+    wizard.do(do.send_packages())
+    assert [task.inputs for task in wizard.state.tasks if task.kind is TaskKind.REPAIR] == [(ANNA.key,), (BERT.key,)]
+    installs.set()
+
+
 def test_this_computer_alone_is_equipped_at_checks(make: Make) -> None:
     bare = replace(HERE, unequipped=True)
     services = FakeServices(machines=(bare,), findings={"desk": BROKEN})

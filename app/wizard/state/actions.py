@@ -279,8 +279,9 @@ def send_packages(state: State) -> State:
 
 
 def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
-    keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
-    if keys and state.under_repair.issuperset(keys):
+    fixable = {row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED}
+    keys = tuple(row.key for row in rows if row.key in fixable - state.under_repair)  # two would write the same files
+    if fixable and not keys:
         return state.noting("that is being installed already")
     if not keys:
         return state.noting("there is nothing that can be installed from here")
