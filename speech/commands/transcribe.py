@@ -62,12 +62,14 @@ def transcribe(
         is_file = Path(model).suffix.lower() in SOUND_ENDINGS
         missing = f"{visible(model)}: no such file" if is_file and not files else "no recording was named"
         raise BadInput(missing, "name sound files, or --microphone SECONDS")
+    if files and not any(file.exists() for file in files):
+        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
+    if files and len(damage := list(_unreadable(files))) == len(files):  # before the model is loaded for nothing
+        raise BadInput(damage[0], "name sound files")
     path = find_usable_model(output, model, is_speech_model)
     models = [*([base_model(path)] if compare else []), str(path)]
     if compare and out:
         raise BadInput("--compare shows the texts of both models and writes no files", "leave out --out")
-    if files and not any(file.exists() for file in files):  # before the model is loaded for nothing
-        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []
@@ -86,6 +88,20 @@ def transcribe(
         damaged = any(heard["error"] for heard in answers[-1])
         code = ExitCode.BAD_INPUT if damaged else ExitCode.DONE
         return answer(as_json, {**documents[-1], **base}, (), code)
+
+
+def _unreadable(files: Iterable[Path]) -> Iterator[str]:
+    """Yield why files cannot be opened, up to the first that can be."""
+    with only_data_on_stdout():
+        from speech.data.sound_file import AudioError, SoundFile  # imports FFmpeg's libraries
+
+    for file in files:
+        try:
+            SoundFile(file).close()
+        except AudioError as error:
+            yield f"{visible(file)}: {error}"
+        else:
+            return
 
 
 def _heard(model: str, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:

@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from profiles.errors import BadInput
-from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
+from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock, transcribe
 from speech.whisper.decoding import TimedText
 from speech.whisper.transcription import TranscriptionResult
 
@@ -68,3 +70,13 @@ def test_a_folder_that_takes_no_file_is_refused_before_anything_is_heard(tmp_pat
 def test_others_may_read_the_transcripts(tmp_path: Path) -> None:
     [path] = TranscriptFolder(tmp_path, [HEARD.file], ["txt"], False).write(HEARD)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_damaged_recording_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    damaged, sound = tmp_path / "memo.m4a", tmp_path / "memo.wav"
+    damaged.write_bytes(b"no sound")
+    soundfile.write(sound, np.zeros(1600, np.float32), 16000)
+    with pytest.raises(BadInput, match="memo.m4a: not a readable sound file"):
+        transcribe("no-model", [damaged])
+    with pytest.raises(BadInput, match="no-model"):
+        transcribe("no-model", [damaged, sound])
