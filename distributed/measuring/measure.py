@@ -316,7 +316,7 @@ def current_speeds(
 
     if missing:
         names = ", ".join(placement.member.name for placement in missing)
-        tell(f"running the task briefly; the first time its data are prepared: {names}")
+        tell(f"measuring {names} with a few steps (the first time, their data are prepared)")
     links = list(dict.fromkeys(placement.link for placement in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         outcomes = pool.map(lambda link: attempt(lambda: send(link)), links)

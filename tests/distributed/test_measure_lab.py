@@ -30,7 +30,7 @@ TRIES = 3
 
 def measured_in(progress: str) -> list[str]:
     """Return the names of the machines that ran the task."""
-    match = re.search(r"running the task briefly.*: (.*)", progress)
+    match = re.search(r"measuring (.*) with a few steps", progress)
     return match[1].split(", ") if match else []
 
 
