@@ -62,10 +62,7 @@ def transcribe(
         is_file = Path(model).suffix.lower() in SOUND_ENDINGS
         missing = f"{visible(model)}: no such file" if is_file and not files else "no recording was named"
         raise BadInput(missing, "name sound files, or --microphone SECONDS")
-    if files and not any(file.exists() for file in files):
-        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
-    if files and len(damage := list(_unreadable(files))) == len(files):  # before the model is loaded for nothing
-        raise BadInput(damage[0], "name sound files")
+    _check_sound(files or ())  # before the model is loaded for nothing
     path = find_usable_model(output, model, is_speech_model)
     models = [*([base_model(path)] if compare else []), str(path)]
     if compare and out:
@@ -88,6 +85,18 @@ def transcribe(
         damaged = any(heard["error"] for heard in answers[-1])
         code = ExitCode.BAD_INPUT if damaged else ExitCode.DONE
         return answer(as_json, {**documents[-1], **base}, (), code)
+
+
+def _check_sound(files: Sequence[Path]) -> None:
+    """Check that one of the files can be opened.
+
+    Raises:
+        BadInput: none can.
+    """
+    if files and not any(file.exists() for file in files):
+        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
+    if files and len(damage := list(_unreadable(files))) == len(files):
+        raise BadInput(damage[0], "name sound files")
 
 
 def _unreadable(files: Iterable[Path]) -> Iterator[str]:

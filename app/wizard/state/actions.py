@@ -279,12 +279,11 @@ def send_packages(state: State) -> State:
 
 
 def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
-    fixable = {row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED}
-    keys = tuple(row.key for row in rows if row.key in fixable - state.under_repair)  # two would write the same files
-    if fixable and not keys:
-        return state.noting("that is being installed already")
+    fixable = [row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED]
+    keys = tuple(key for key in fixable if key not in state.under_repair)  # two would write the same files
     if not keys:
-        return state.noting("there is nothing that can be installed from here")
+        nothing = "there is nothing that can be installed from here"
+        return state.noting("that is being installed already" if fixable else nothing)
     return state.ordering(TaskKind.REPAIR, source, keys)
 
 
