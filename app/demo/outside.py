@@ -36,6 +36,7 @@ from distributed.discovery.sightings import (
     apply,
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
+from distributed.hosts.past_logins import PastLogin
 from distributed.machine.link import HERE_NAME, HereConnection, MachineLink
 from distributed.measuring.link_figures import AllInterfaces, PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
@@ -58,7 +59,6 @@ from distributed.ssh.errors import (
     UserRefused,
 )  # fmt: skip
 from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
-from distributed.ssh.login_history import PastLogin
 from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
 from profiles.quantities import memory_text

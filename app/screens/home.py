@@ -52,7 +52,6 @@ class HomeScreen(StepScreen):
         Key("r", "retry", "Reload", "Read runs and profiles again.", shown=False),
     )
 
-    _placed = False
     _watched = False
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
@@ -109,14 +108,6 @@ class HomeScreen(StepScreen):
         if state.home.cause:
             return literal(" ".join(filter(None, (state.home.cause, state.home.fix))), "$text-error")
         return muted("Nothing is trained or saved before you confirm a plan.")
-
-    def draw(self) -> None:
-        super().draw()
-        if not self._placed and self.ready and self.state.home.value.profiles:
-            self._placed = True
-            live = next((run.run_id for run in self.state.home.value.runs if run.live), "")
-            if live and self.table.cursor in ("", NEW):  # unless the person was quicker
-                self.table.select(f"run:{live}")
 
     def on_screen_resume(self) -> None:
         if self._watched:  # a run may have ended in its dashboard

@@ -254,6 +254,7 @@ class StepScreen(BaseScreen):
 
     def on_row_table_chosen(self, event: RowTable.Chosen) -> None:
         event.stop()
+        self.table.select(event.row)  # rows may have come, and the cursor with them, since enter was pressed
         self.action_go_on()
 
     def action_go_on(self) -> None:

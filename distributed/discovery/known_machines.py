@@ -18,10 +18,10 @@ from distributed.discovery.machine_identity import FoundMachine, host_label
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
 from distributed.hosts.file import load_hosts, split_address, typed_machine
+from distributed.hosts.past_logins import past_logins
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
 from distributed.ssh.keys.host_keys import Expected, KnownHosts, fingerprint, known_name
-from distributed.ssh.login_history import past_logins
 from distributed.ssh.wire import explain_name
 from distributed.system import output
 from profiles.errors import BadInput

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from distributed.hosts.foreign_formats import refuse_foreign
+from distributed.hosts.past_logins import at_last_login
+from distributed.hosts.schema import HERE, Line, nearest, short
 from distributed.hosts.schema import Hosts as Hosts
-from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
 from profiles.installation import IS_CHECKOUT, SHARED, USUAL_HOSTS, training_python
@@ -85,10 +86,11 @@ def names_machines(path: Path) -> bool:
 def typed_hosts(text: str) -> Hosts:
     """Return the machines of ``[user@]host[:port],...``, the first one as the master.
 
-    A name alone that the usual hosts file lists is that machine, with all that the file says of it.
+    A name alone that the usual hosts file lists is that machine, with all that the file says of it. Another name that
+    leads nowhere is that of a machine that let Muster in before.
 
     Raises:
-        BadInput: an entry is not a machine, or is listed twice.
+        BadInput: an entry is not a machine, is listed twice, or has the name of several past log-ins.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     entries = [split_address(word) for word in words]
@@ -101,17 +103,20 @@ def typed_hosts(text: str) -> Hosts:
 
 
 def _as_listed(typed: Hosts) -> Hosts:
-    """Return typed machines, each as the usual hosts file has it if only its name was typed."""
+    """Return typed machines, each as the usual hosts file has it, else where one of its name let Muster in."""
     names = {machine.name.casefold() for machine in typed.machines if not machine.user and machine.port is None}
-    if not (names and USUAL_HOSTS.is_file()):
-        return typed
-    usual = load_hosts(USUAL_HOSTS)
-    listed = {machine.name.casefold(): machine for machine in usual.machines if machine.name.casefold() in names}
-    if not listed:
-        return typed
-    machines = tuple(listed.get(machine.name.casefold(), machine) for machine in typed.machines)
+    usual = load_hosts(USUAL_HOSTS) if names and USUAL_HOSTS.is_file() else None
+    of_file = usual.machines if usual is not None else ()
+    listed = {machine.name.casefold(): machine for machine in of_file if machine.name.casefold() in names}
+    machines = tuple(listed.get(machine.name.casefold()) or _by_name(machine) for machine in typed.machines)
     _refuse_duplicates(machines, "--hosts")
-    return Hosts(machines=machines, ssh_config=usual.ssh_config)
+    return Hosts(machines=machines, ssh_config=usual.ssh_config if usual is not None and listed else "")
+
+
+def _by_name(machine: Machine) -> Machine:
+    """Return a typed machine; if it is typed by name, as :func:`at_last_login` finds it."""
+    is_address = machine.port is not None or machine.host in HERE or is_literal_address(machine.host)
+    return machine if is_address else at_last_login(machine)
 
 
 def parse_hosts(text: str, source: str = "hosts file") -> Hosts:

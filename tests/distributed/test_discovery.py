@@ -63,10 +63,11 @@ from distributed.discovery.sightings import (
     Withdrawn,
     apply,
 )
+from distributed.hosts.past_logins import forget_login, past_logins
 from distributed.ssh.access import check_access
 from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget
 from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, fingerprint
-from distributed.ssh.login_history import forget_login, note_login, past_logins
+from distributed.ssh.login_history import note_login
 from distributed.system import parse_ports
 from profiles.errors import BadInput, ExitCode
 from tests.waiting import PATIENCE, until

@@ -16,6 +16,8 @@ from distributed.hosts.file import dump_hosts, load_hosts, parse_hosts, save_hos
 from distributed.hosts.foreign_formats import refuse_foreign
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh import errors as ssh_errors
+from distributed.ssh.config import ResolvedHost, SshTarget
+from distributed.ssh.login_history import note_login
 from profiles.errors import BadInput, ExitCode
 
 PLAIN = {
@@ -58,6 +60,28 @@ def test_a_name_that_is_typed_is_the_machine_of_the_usual_hosts_file(
     assert load_hosts(Path("ada@barn")).machines[0].address == "barn"
     with pytest.raises(BadInput, match="are the same machine"):
         load_hosts(Path("barn,10.0.0.3:2222"))
+
+
+def test_a_name_that_leads_nowhere_is_the_machine_that_let_us_in_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def let_in(name: str, host: str, key: str, port: int = 22) -> None:
+        note_login(SshTarget(name, host), ResolvedHost(name, host, port, "ada"), "10.0.0.1", key, "")
+
+    let_in("larder.invalid", "10.0.0.4", "SHA256:l", 2222)
+    hosts = load_hosts(Path("nobody@10.9.9.9,Larder.invalid"))
+    assert (hosts.machines[1].name, hosts.machines[1].login) == ("Larder.invalid", "ada@10.0.0.4:2222")
+    assert load_hosts(Path("bob@larder.invalid")).master.login == "bob@10.0.0.4:2222"
+    with pytest.raises(BadInput, match="are the same machine"):
+        load_hosts(Path("larder.invalid,10.0.0.4:2222"))
+    let_in("larder.invalid", "10.0.0.6", "SHA256:another")
+    with pytest.raises(BadInput, match=r"2 machines that let Muster in: 10.0.0.\d, 10.0.0.\d \("):
+        load_hosts(Path("larder.invalid"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: ["it is in DNS"])
+    assert load_hosts(Path("larder.invalid")).master.address == "larder.invalid"
 
 
 def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:

@@ -13,10 +13,11 @@ from textual.screen import Screen
 from app.dashboard.dialogs.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.screens.plan import LaunchScreen
+from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.data_actions import leave_out
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import ItemStatus, PlanPreview
+from app.wizard.state.records import Home, ItemStatus, PlanPreview
 from app.wizard.state.state import Action, StatePart, Step, TaskKind
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
@@ -172,6 +173,25 @@ def test_a_live_run_opens_and_escape_comes_back() -> None:
     assert app.run_of_interest() is None
     run(app, drive)
     assert app.run_of_interest() == opened[0]
+
+
+def test_enter_at_home_opens_the_row_on_which_it_was_pressed_though_runs_appear_meanwhile() -> None:
+    steering = at(Step.HOME)
+    whole = steering.state
+    unread = StatePart(Home(), status=ItemStatus.WORKING)
+    steering.state = whole.putting(TaskKind.HOME, state_part=unread)
+    app = WizardApp(steering, clock=fixed_clock)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = app.screen.query_one("#rows", RowTable)
+        assert table.cursor == "new"
+        table.action_choose()
+        steering.state = whole
+        app.follow()
+        await until_text(pilot, "Running now")
+        assert (table.cursor, steering.done) == ("new", [do.new_setup()])
+
+    run(app, drive)
 
 
 @pytest.mark.parametrize("key", ["d", "escape"])

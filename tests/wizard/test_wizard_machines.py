@@ -22,8 +22,8 @@ from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
+from distributed.hosts.past_logins import PastLogin
 from distributed.ssh.keys.host_keys import HostKeyInfo
-from distributed.ssh.login_history import PastLogin
 from profiles.files.resolve import ProfileEntry
 from tests.waiting import until_state
 

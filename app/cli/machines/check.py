@@ -19,10 +19,10 @@ from app.cli.terminal import answer, confirmed, somebody
 from app.console import command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
+from distributed.hosts.past_logins import forget_login
 from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
-from distributed.ssh.login_history import forget_login
 from profiles.errors import ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS
 from profiles.quantities import bytes_text

@@ -25,11 +25,11 @@ from distributed.hosts.file import (
     split_address,
     typed_machine,
 )
+from distributed.hosts.past_logins import PastLogin
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import Stage
 from distributed.ssh.keys.host_keys import HostKeyInfo
-from distributed.ssh.login_history import PastLogin
 from distributed.system import output, read
 from profiles.errors import BadInput
 from profiles.installation import training_python

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from distributed.discovery import discovery
     from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
+    from distributed.hosts import past_logins
     from distributed.hosts.file import Hosts
+    from distributed.hosts.past_logins import PastLogin
     from distributed.hosts.schema import Machine
     from distributed.machine import link as machine_link
     from distributed.machine import pool as machine_pool
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
     from distributed.preparation import code_sync, prepare
     from distributed.preparation.preflight import Ready
     from distributed.preparation.prepare import PrepareOptions
-    from distributed.ssh import access, login_history
+    from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from distributed.ssh.connection import SshConnection, SshTarget, Trust
-    from distributed.ssh.login_history import PastLogin
     from profiles.errors import MusterError
     from profiles.schema import Profile
     from training.records.plan import RunPlan
@@ -54,7 +55,7 @@ else:  # loaded on first use, so that Home is painted at once
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
     access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
-    login_history = lazy("distributed.ssh.login_history")
+    past_logins = lazy("distributed.hosts.past_logins")
     machine_link, machine_pool = lazy("distributed.machine.link"), lazy("distributed.machine.pool")
 
 _PATIENCE = 120.0
@@ -117,7 +118,7 @@ class Outside:
 
     def past_logins(self) -> Sequence[PastLogin]:
         """Return the machines that have let Muster in before, the latest first."""
-        return login_history.past_logins()
+        return past_logins.past_logins()
 
     def accepting_ssh(self, addresses: Sequence[str]) -> Sequence[str]:
         """Connect to each address, and return those at which an SSH server answers."""
