@@ -212,6 +212,8 @@ class PlanVsActual:
     """Samples that it saw, over those that were planned for as many steps."""
     reasons: tuple[str, ...] = ()
     """Why the plan was not met, by the recorded figures; the largest cause first."""
+    slowdown_of_alone: float = 1.0
+    """Measured over predicted compute of the machine that the run is compared with: alone it would be slower, too."""
 
     @property
     def shortfall(self) -> float:
@@ -229,7 +231,7 @@ class PlanVsActual:
         note = ""
         if time.alone and time.fixed_steps:
             note = f"; {FIXED_STEPS}"
-        elif time.alone and self.seconds > time.alone_seconds / SLOWER_BELOW:
+        elif time.alone and self.seconds > self.slowdown_of_alone * time.alone_seconds / SLOWER_BELOW:
             note = f"; train on {machine_text(time.alone)} alone next time"
         return f"{took_text(self.seconds, time)}{fewer}{why}{note}"
 
@@ -249,7 +251,11 @@ def compare_with_plan(
     if prediction is None or pace is None or pace.steps <= 0:
         return None
     planned = pace.steps * prediction.step_samples
-    result = PlanVsActual(prediction, state.seconds(0.0), pace.samples / planned)
+    members = comparison.members if comparison else ()
+    slowdown = max(
+        (m.measured / m.predicted for m in members if m.name == prediction.time.alone and m.predicted), default=1.0
+    )
+    result = PlanVsActual(prediction, state.seconds(0.0), pace.samples / planned, slowdown_of_alone=max(1.0, slowdown))
     return result if result.is_met else replace(result, reasons=tuple(_reasons(state, result, pace, comparison)))
 
 
