@@ -119,6 +119,14 @@ def test_unusable_input_leaves_no_run_folder() -> None:
     assert list(Path("output").iterdir()) == []
 
 
+def test_a_model_that_this_computer_cannot_get_is_not_trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(BadInput, match="nothing was started"):
+        plan_of(
+            TrainRequest(profile="whisper-tiny-lora", overrides={"model": "owner/none", "dataset": "spoken-commands"})
+        )
+
+
 def test_a_run_that_cannot_start_leaves_no_run_folder() -> None:
     def taken(run: FakeRun) -> None:
         raise BadInput("port 80 is in use")

@@ -39,11 +39,16 @@ from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.processes import BackgroundProcess
 from training.run.run_controller import RunController
+from training.tasks.published_models import hub_notes
 from training.workers.data_findings import check_data, check_data_of, usable_for_data, warm_up_remark
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, PlannedRun
     from distributed.preparation.prepare import PrepareOptions
+
+_WITHOUT_HUB = (
+    "connect to the network, check the name, or use a folder; profiles demo and whisper-scratch need no download"
+)
 
 Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
 
@@ -191,6 +196,8 @@ def plan_of(request: TrainRequest) -> RunPlan:
     """
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
+    if hub_notes(profile):  # another machine might have it; this one was asked already
+        raise BadInput("a run on this computer needs it: nothing was started", _WITHOUT_HUB)
     run = profile.run
     if "workers" in request.overrides and (run.simulate or run.cluster):
         simulation_option = "--simulate" if run.simulate else "--cluster"

@@ -24,6 +24,8 @@ _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemSt
 INSTALLS = "f installs what is missing, into Muster's own folder there"
 _ASYMMETRIC = 1.5
 """Ratio of a link's faster to its slower direction above which a warning is shown."""
+_FAST_MBIT = 1000.0
+"""Rate of the slower direction from which no warning is shown: no exchange waits for such a link."""
 _LOST = 0.01
 """Share of retransmitted bytes above which a warning is shown."""
 
@@ -156,8 +158,8 @@ def warnings_of(pair: PairFigures) -> list[str]:
     if wireless:
         warnings.append(f"Wi-Fi: {' and '.join(wireless)}")
     slow, fast = sorted((figures.mbit, figures.mbit_back))
-    if fast > _ASYMMETRIC * slow:
-        warnings.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
+    if fast > _ASYMMETRIC * slow and slow < _FAST_MBIT:
+        warnings.append(f"slower one way: {rate_text(slow)}, back {rate_text(fast)}; check cable or Wi-Fi at both ends")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         warnings.append("goes through a VPN")
     if figures.loses_large:
