@@ -36,7 +36,9 @@ from training.run.processes import processes_of
 
 _STEP = 0.05
 _SETTLED = 20
-"""Steps before a kill, and steps after its event that belong to the fault."""
+"""Steps after the event of a kill that belong to it."""
+_BEFORE = 60
+"""Steps before a kill: a coordinator that ends five times within two seconds of its start is not started again."""
 _TOLD = {
     "coordinator": "is started again",
     "supervisor": "another one has taken its place",
@@ -75,7 +77,7 @@ class Trial:
 
     def pause(self, fault: str, survivors: range) -> float:
         """Kill a process; return the pause of the survivors in seconds."""
-        self.reach(self.newest() + _SETTLED, survivors)
+        self.reach(self.newest() + _BEFORE, survivors)
         begun, told = time.time(), self.told(fault)
         getattr(self, f"kill_{fault}")()
         until(lambda: self.told(fault) > told)
