@@ -209,6 +209,9 @@ class TourOutside(Outside):
     def neighbours(self) -> Sequence[str]:
         return ()  # the tour asks no real machine
 
+    def home_networks(self) -> Sequence[str]:
+        return ()
+
     def past_logins(self) -> Sequence[PastLogin]:
         return ()  # nor remembers any
 

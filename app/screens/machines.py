@@ -10,12 +10,12 @@ from textual.content import Content
 from app.console import command_line
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
-from app.shell.dialogs import TextDialog, refusal_by
+from app.shell.dialogs import QuestionDialog, TextDialog, refusal_by
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.neighbours import ask_neighbours
+from app.wizard.state.neighbours import ask_neighbours, network_question, unasked_networks
 from app.wizard.state.observations import origin_of
 from app.wizard.state.records import ItemStatus, MachineRow
 from app.wizard.state.state import Step, WizardState
@@ -52,7 +52,7 @@ class MachinesScreen(StepScreen):
         NEXT,
         Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
-        Key("s", "ask_neighbours", "Ask", "Ask the machines that this computer has met on its networks for SSH."),
+        Key("s", "ask_neighbours", "Ask", "Ask machines this computer has met for SSH; again: its whole network."),
         Key("d,delete", "remove", "Remove", "Remove a machine that a or s added from the list.", shown=False),
     )
 
@@ -101,7 +101,15 @@ class MachinesScreen(StepScreen):
             self.do(actions.pick(self.table.cursor))
 
     def action_ask_neighbours(self) -> None:
-        self.do(ask_neighbours())
+        networks = unasked_networks(self.state)
+        if not networks:
+            self.do(ask_neighbours())
+            return
+
+        def answered(agreed: bool | None) -> None:
+            self.do(ask_neighbours(networks if agreed else ()))
+
+        self.app.push_screen(QuestionDialog(network_question(networks), "Ask all", "Only those met"), answered)
 
     def on_row_table_ticked(self, event: RowTable.Ticked) -> None:
         event.stop()

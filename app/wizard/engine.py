@@ -204,7 +204,7 @@ class Wizard:
             TaskKind.HOME: services.home,
             TaskKind.DOCTOR: lambda: tuple(services.doctor()),
             TaskKind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
-            TaskKind.NEIGHBOURS: services.neighbours,
+            TaskKind.NEIGHBOURS: lambda: services.neighbours(cast("tuple[str, ...]", task.inputs or ())),
             TaskKind.ACCESS: lambda: services.check_access(machines[task.key], request.answers.fingerprints),
             TaskKind.APPROVAL: lambda: services.approve(machines[task.key]),
             TaskKind.INSTALL_KEY: lambda: services.install_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.discovery.neighbours import accepting_ssh, addresses
+from distributed.discovery.neighbours import accepting_ssh, addresses, addresses_in, home_networks
+from distributed.discovery.network_interfaces import Interface, Interfaces, PathKind
 from tests.waiting import PATIENCE
 
 IP = """192.168.1.7 dev eth0 lladdr 02:42:ac:11:00:02 REACHABLE
@@ -58,3 +60,20 @@ def test_a_neighbour_accepts_ssh_if_it_says_so(introduction: bytes, accepts: boo
         assert accepting_ssh(["127.0.0.1"], port, PATIENCE) == (["127.0.0.1"] if accepts else [])
         answering.join()
     assert accepting_ssh(["127.0.0.1"], port) == []
+
+
+def test_only_private_networks_of_cables_and_wifi_may_be_asked_and_of_large_ones_a_part() -> None:
+    def interface(name: str, address: str, kind: PathKind = PathKind.WIRED) -> Interface:
+        return Interface(name, 1, (ipaddress.IPv4Interface(address),), kind, True)
+
+    ours = Interfaces(
+        (
+            interface("en0", "192.168.1.20/24", PathKind.WIFI), interface("en1", "192.168.1.21/24"),
+            interface("eth0", "10.3.4.5/8"), interface("eth1", "8.8.4.9/24"), interface("en5", "169.254.7.2/16"),
+            interface("docker0", "172.17.0.1/16", PathKind.DOCKER), interface("tun0", "10.8.0.2/24", PathKind.VPN),
+        )
+    )  # fmt: skip
+    assert home_networks(ours) == ["192.168.1.0/24", "10.3.4.0/24"]
+    others = addresses_in(home_networks(ours), ours)
+    assert len(others) == 254 - 2 + 254 - 1
+    assert not {"192.168.1.20", "192.168.1.21", "10.3.4.5", "10.3.4.0", "10.3.4.255"} & {*others}

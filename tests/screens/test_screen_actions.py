@@ -17,6 +17,7 @@ from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.data_actions import leave_out
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import NeighbourAnswers, ask_neighbours
 from app.wizard.state.records import Home, ItemStatus, PlanPreview
 from app.wizard.state.state import Action, StatePart, Step, TaskKind
 from profiles.files.resolve import profile_from_options
@@ -82,6 +83,25 @@ def test_keys_send_actions(step: Step) -> None:
     for _, keys, wanted in [sent for sent in SENT if sent[0] is step]:
         steering = at(step)
         run(WizardApp(steering, clock=fixed_clock), lambda pilot, s=steering, k=keys, w=wanted: drive(pilot, s, k, w))
+
+
+def test_a_whole_network_is_asked_for_ssh_only_after_a_yes() -> None:
+    steering = at(Step.MACHINES)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("s")
+        assert steering.done == [ask_neighbours()]
+        answers = StatePart(NeighbourAnswers(3, (), ("10.9.9.0/24",)))
+        steering.state = steering.state.putting(TaskKind.NEIGHBOURS, state_part=answers)
+        await pilot.press("s")
+        await until_text(pilot, "Ask all 254 addresses of 10.9.9.0/24")
+        assert len(steering.done) == 1
+        await pilot.press("escape", "s", "y")
+        await pilot.pause()
+        assert steering.done[-1] == ask_neighbours(("10.9.9.0/24",))
+        assert ask_neighbours(()) in steering.done
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
 
 
 def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:

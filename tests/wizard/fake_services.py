@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from app.wizard.state.data_actions import LEAVE_OUT, Selection
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import NeighbourAnswers
 from app.wizard.state.records import (
     Assessment,
     CandidateRow,
@@ -188,9 +189,9 @@ class FakeServices:
         self.note("saved_machines")
         return self.saved.get(profile, (HERE,))
 
-    def neighbours(self) -> Sequence[str]:
-        self.note("neighbours")
-        return self.accepting_ssh
+    def neighbours(self, networks: Sequence[str]) -> NeighbourAnswers:
+        self.note(" ".join(("neighbours", *networks)))
+        return NeighbourAnswers(3, self.accepting_ssh, () if networks else ("10.9.9.0/24",))
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         self.note(f"access {machine.name}")

@@ -38,6 +38,16 @@ def test_enter_all_the_way_trains_here() -> None:
     assert person.said("attach")
 
 
+def test_a_whole_network_is_asked_only_after_a_yes() -> None:
+    agreed = FakeServices()
+    person = ScriptedPerson(("Numbers to pick", "s"), ("Numbers to pick", "s"), ("Ask all 254", "y"))
+    assert run_plain(agreed, ask=person) == 0
+    assert [asked for asked in agreed.asked if "neighbours" in asked] == ["neighbours", "neighbours 10.9.9.0/24"]
+    declined = FakeServices()
+    assert run_plain(declined, ask=ScriptedPerson(("Numbers to pick", "s"), ("Numbers to pick", "s"))) == 0
+    assert [asked for asked in declined.asked if "neighbours" in asked] == ["neighbours"] * 2
+
+
 def test_the_run_is_watched_at_once() -> None:
     seen: list[Path] = []
     person = ScriptedPerson()

@@ -15,7 +15,7 @@ from app.wizard.state.assessment import of_run
 from app.wizard.state.data_actions import Selection, leave_out
 from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import THIS_NETWORK, ask_neighbours
+from app.wizard.state.neighbours import THIS_NETWORK, NeighbourAnswers, ask_neighbours, unasked_networks
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, origin_of, sighted
 from app.wizard.state.records import (
     Assessment,
@@ -88,7 +88,9 @@ FOUND = {
     TaskKind.HOME: st.just(Home()),
     TaskKind.DOCTOR: st.just(()),
     TaskKind.SAVED_MACHINES: ROWS.map(tuple),
-    TaskKind.NEIGHBOURS: st.sampled_from([(), ("10.9.9.9",), ("10.9.9.9", ANNA.entry.host)]),
+    TaskKind.NEIGHBOURS: st.builds(
+        NeighbourAnswers, st.just(2), st.sampled_from([(), ("10.9.9.9",), ("10.9.9.9", ANNA.entry.host)])
+    ),
     TaskKind.ACCESS: REPORTS,
     TaskKind.APPROVAL: st.none(),
     TaskKind.INSTALL_KEY: REPORTS,
@@ -238,7 +240,7 @@ def test_online_machines_of_the_hosts_file_are_picked_once() -> None:
 def test_neighbours_that_accept_ssh_are_listed_once_and_not_picked() -> None:
     state = apply(apply(begin(), sighted(DiscoveredMachines((HERE, ANNA)))), ask_neighbours())
     (task,) = [task for task in state.tasks if task.kind is TaskKind.NEIGHBOURS]
-    answered = ("10.9.9.9", ANNA.entry.host)
+    answered = NeighbourAnswers(2, ("10.9.9.9", ANNA.entry.host), ("10.9.9.0/24",))
     state = apply(state, done(task, answered))
     assert [row.name for row in state.machines.rows] == ["desk", "anna", "10.9.9.9"]
     assert "1 more machine" in state.notice and state.machines.rows[-1].found_by == (THIS_NETWORK,)
@@ -246,8 +248,12 @@ def test_neighbours_that_accept_ssh_are_listed_once_and_not_picked() -> None:
     (_, row) = apply(state, sighted(DiscoveredMachines((HERE, row)))).machines.rows
     assert origin_of(row) == "answers SSH on this network, used before"
     assert state.answers.picked == ("here",) and state.answers.typed == ("10.9.9.9",)
-    again = apply(apply(state, ask_neighbours()), done(task, answered))
-    assert len(again.machines.rows) == 3 and "no other machine" in again.notice
+    assert unasked_networks(state) == ("10.9.9.0/24",)
+    ordered = apply(state, ask_neighbours(unasked_networks(state)))
+    (whole,) = [task for task in ordered.tasks if task.kind is TaskKind.NEIGHBOURS]
+    again = apply(ordered, done(whole, replace(answered, asked=254, networks=())))
+    assert len(again.machines.rows) == 3 and unasked_networks(again) == ()
+    assert again.notice == "asked 254 addresses: no other one accepts SSH; a adds one by its address"
 
 
 def test_no_machine_is_picked_by_itself_behind_the_person_s_back() -> None:

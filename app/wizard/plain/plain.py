@@ -17,7 +17,7 @@ from app.wizard.state.assessment import of_finding
 from app.wizard.state.data_actions import leave_out
 from app.wizard.state.dependencies import blockers, logins_alike, measures, same_password_question
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import ask_neighbours
+from app.wizard.state.neighbours import ask_neighbours, network_question, unasked_networks
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
 from app.wizard.state.state import Action, StatePart, Step, TaskKind, WizardState, visited
 from distributed.ssh.keys.host_keys import COMPARED
@@ -171,10 +171,15 @@ class PlainWizard:
         self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= looked, looked + 2)
         self._say(words.machine_lines(self._state))
         question = "Numbers to pick or leave out, user@host to add one, s: ask this network for SSH, l: list again, "
-        self._choose(f"{question}Enter: continue", {"": do.go_on(), "s": ask_neighbours()}, self._picked)
+        self._choose(f"{question}Enter: continue", {"": do.go_on()}, self._picked)
         self._until(lambda state: not state.is_under_way(TaskKind.NEIGHBOURS))
 
     def _picked(self, answer: str) -> None:
+        if answer == "s":
+            networks = unasked_networks(self._state)
+            agreed = networks and self._ask.line(f"{network_question(networks)} y or n", "n").casefold() in ("y", "yes")
+            self._do(ask_neighbours(networks if agreed else ()))
+            return
         for word in answer.replace(",", " ").split() if answer != "l" else ():
             row = _numbered(self._state.machines.rows, word)
             self._do(do.pick(row.key) if row is not None else do.add_machine(word))

@@ -116,6 +116,10 @@ class Outside:
         """Return the addresses in this computer's neighbour table."""
         return neighbour_table.neighbours()
 
+    def home_networks(self) -> Sequence[str]:
+        """Return this computer's private networks, ``a.b.c.0/24``."""
+        return neighbour_table.home_networks()
+
     def past_logins(self) -> Sequence[PastLogin]:
         """Return the machines that have let Muster in before, the latest first."""
         return past_logins.past_logins()
@@ -123,6 +127,11 @@ class Outside:
     def accepting_ssh(self, addresses: Sequence[str]) -> Sequence[str]:
         """Connect to each address, and return those at which an SSH server answers."""
         return neighbour_table.accepting_ssh(addresses)
+
+    def accepting_in(self, networks: Sequence[str]) -> tuple[int, Sequence[str]]:
+        """Connect to every address of networks, for a second each; return their number, and where SSH answers."""
+        addresses = neighbour_table.addresses_in(networks)
+        return len(addresses), neighbour_table.accepting_ssh(addresses, timeout=1.0)
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Try every stage of the login to a machine once."""

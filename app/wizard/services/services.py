@@ -16,6 +16,7 @@ from app.console import command_line
 from app.wizard.services.outside import Outside
 from app.wizard.state.data_actions import Selection
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.neighbours import NeighbourAnswers
 from app.wizard.state.records import (
     CandidateRow,
     DataSummary,
@@ -128,9 +129,12 @@ class Services:
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 
-    def neighbours(self) -> Sequence[str]:
-        """Return the addresses of the machines on this computer's networks that accept SSH."""
-        return self.outside.accepting_ssh(self.outside.neighbours())
+    def neighbours(self, networks: Sequence[str]) -> NeighbourAnswers:
+        """Ask the machines that this computer has met which of them accept SSH; with networks, all their addresses."""
+        if networks:
+            return NeighbourAnswers(*self.outside.accepting_in(networks))
+        met = self.outside.neighbours()
+        return NeighbourAnswers(len(met), self.outside.accepting_ssh(met), tuple(self.outside.home_networks()))
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``.

@@ -1,13 +1,14 @@
-"""Machines of this network that nothing announces: the user has the neighbours asked which of them accept SSH."""
+"""Machines of this network that nothing announces: the user has the neighbours asked which of them accept SSH, and
+then, after a yes, every address of the network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.wizard.state.dependencies import action
 from app.wizard.state.records import MachineRow
-from app.wizard.state.state import TaskKind
+from app.wizard.state.state import StatePart, TaskKind
 from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import counted
@@ -16,20 +17,46 @@ THIS_NETWORK = "this network"
 """Origin of a machine that answered when its network was asked, in place of its being typed."""
 
 
+@dataclass(frozen=True)
+class NeighbourAnswers:
+    """Which of the machines that were asked accept SSH."""
+
+    asked: int
+    addresses: Sequence[str] = ()
+    """Of those that accept SSH."""
+    networks: tuple[str, ...] = ()
+    """Networks of which only machines that this computer has met were asked."""
+
+
 @action
-def ask_neighbours(state: State) -> State:
-    """Ask the machines in this computer's neighbour table which of them accept SSH, and list those."""
-    return state if state.is_under_way(TaskKind.NEIGHBOURS) else state.ordering(TaskKind.NEIGHBOURS)
+def ask_neighbours(state: State, networks: tuple[str, ...] = ()) -> State:
+    """Ask the machines in this computer's neighbour table which of them accept SSH, and list those; with networks: ask
+    all their addresses, to which the user has agreed."""
+    if state.is_under_way(TaskKind.NEIGHBOURS):
+        return state
+    return state.ordering(TaskKind.NEIGHBOURS, inputs=networks)
 
 
-def with_neighbours(state: State, addresses: Sequence[str]) -> State:
-    """Return the state with the neighbours at these addresses listed, none of them picked."""
+def unasked_networks(state: State) -> tuple[str, ...]:
+    """Return the networks of which every address may be asked, after the machines that this computer has met."""
+    answers = state.part(TaskKind.NEIGHBOURS).value
+    return answers.networks if isinstance(answers, NeighbourAnswers) else ()
+
+
+def network_question(networks: Sequence[str]) -> str:
+    """Return the question before every address of networks is asked."""
+    count = sum(2 ** (32 - int(network.rpartition("/")[2])) - 2 for network in networks)
+    return f"Ask all {count} addresses of {' and '.join(networks)} for SSH (port 22, once, a second at most each)?"
+
+
+def with_neighbours(state: State, answers: NeighbourAnswers) -> State:
+    """Return the state with the neighbours that accept SSH listed, none of them picked."""
     from distributed.hosts.file import typed_machine  # imports pydantic, which the first paint does without
 
     known = {row.entry.host for row in state.machines.rows} | {
         path.endpoint.address for row in state.machines.rows for path in row.paths
     }
-    new = [address for address in addresses if address not in {*known, *state.answers.typed}]
+    new = [address for address in answers.addresses if address not in {*known, *state.answers.typed}]
     rows = tuple(
         MachineRow(
             f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=(THIS_NETWORK,)
@@ -38,9 +65,20 @@ def with_neighbours(state: State, addresses: Sequence[str]) -> State:
     )
     machines = replace(state.machines, rows=(*state.machines.rows, *rows))
     state = replace(state, pinned=(*state.pinned, *rows), machines=machines)
-    more = counted(len(new), "more machine on this network accepts SSH", "more machines on this network accept SSH")
-    none = "no other machine that this computer has met on its networks accepts SSH; start the SSH server there"
-    return state.answering(typed=(*state.answers.typed, *new)).noting(f"{more}: space picks one" if new else none)
+    state = state.answering(typed=(*state.answers.typed, *new)).putting(
+        TaskKind.NEIGHBOURS, state_part=StatePart(answers)
+    )
+    return state.noting(_notice(answers, len(new)))
+
+
+def _notice(answers: NeighbourAnswers, new: int) -> str:
+    met = "machine that this computer has met" if answers.networks else "address"
+    plural = "machines that this computer has met" if answers.networks else "addresses"
+    more = counted(new, "more machine accepts SSH", "more machines accept SSH")
+    outcome = f"{more}, space picks one" if new else "no other one accepts SSH"
+    networks = " and ".join(answers.networks)
+    further = f"s again asks all of {networks}" if networks else "a adds one by its address"
+    return f"asked {counted(answers.asked, met, plural)}: {outcome}; {further}"
 
 
 def by_this_network(state: State, rows: Iterable[MachineRow]) -> Iterator[MachineRow]:
