@@ -345,7 +345,8 @@ class Membership:
         return bool(self._ending(member))
 
     def _ending(self, member: int) -> list[int]:
-        return [r for r in self.plan.processes_of(member) if r in self.detached - self.joining and self._runs(r)]
+        gone = self.plan.processes_of(member) if member in self.lost_members else self.detached - self.joining
+        return [rank for rank in self.plan.processes_of(member) if rank in gone and self._runs(rank)]
 
     def _runs(self, rank: int) -> bool:
         return rank in self.workers and self.workers[rank].exit_code is None
@@ -361,14 +362,13 @@ class Membership:
         Raises:
             BadInput: see :meth:`check_can_join`; they are not entered.
         """
-        ranks = workers.keys()
         with self._gate:
             self.check_can_join(member)
-            self.lost = [rank for rank in self.lost if rank not in ranks]
+            self.lost = [rank for rank in self.lost if rank not in workers]
             for status in (self.left, self.leaving, self._reported_gone, self._reported_joined, self._confirmed):
-                status.difference_update(ranks)
-            self.detached.update(ranks)
-            self.joining.update(ranks)
+                status.difference_update(workers)
+            self.detached.update(workers)
+            self.joining.update(workers)
             self.workers = {**self.workers, **{rank: WorkerHandle(worker) for rank, worker in workers.items()}}
 
     def check_can_join(self, member: int) -> None:
