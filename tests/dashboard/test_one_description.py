@@ -198,8 +198,8 @@ def test_a_paused_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_share_of_waiting(displays: Displays) -> None:
-    assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting")
-    assert who_is_slow(displays.picture).plain == "the machines waited 25 % of the time"
+    assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting for them")
+    assert who_is_slow(displays.picture).plain.startswith("25 % of the time went to exchanges (waiting for")
     assert displays.report.count(" (25 %)</td>") == len(LOSSES)
 
 
