@@ -4,8 +4,8 @@
 
 Needs root. Three stages; forward and backward are pauses of known length (a backward takes twice as long as a forward),
 so a busy machine does not blur the figures. A micro-batch is a hidden state of 1 x 512 x 768. *Share* is the throughput
-as a share of the sum of the machines' speeds; the bubble allows ``M / (M + S - 1)`` of equal stages. *Without links* is
-the time of a step with links of no cost. Two minutes a rate.
+as a share of the sum of the machines' speeds; the bubble allows ``M / (M + S - 1)`` of equal stages. *Predicted* is
+the time of a step that the planner computes, *without links* that with links of no cost. Two minutes a rate.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from distributed.planning.layouts.pipeline_step import pipeline_step
 from tests.lab.lab import Lab
 from training.exchange.links.certificates import issue_run_certificates
-from training.layouts.orders import extra_micro_batches
+from training.layouts.orders import extra_micro_batches, micro_batches_under_way
 
 NAMES = ("a", "b", "c")
 SHAPE = (1, 512, 768)
@@ -64,6 +65,14 @@ class Case:
         """Seconds of a step with links of no cost."""
         slowest = max(self.forward)
         return (1 + BACKWARD) * (self.micro_batches * slowest + sum(self.forward) - slowest)
+
+    def predicted(self, mbit: float) -> float:
+        """Return the seconds of a step on links of this rate as the planner predicts them."""
+        compute = [(1 + BACKWARD) * forward for forward in self.forward]
+        transfer = 2 * SHAPE[0] * SHAPE[1] * SHAPE[2] * WIRE_BYTES[self.wire] * 8e-6 / mbit
+        stages, extra = len(compute), self.extra_at(mbit)
+        under_way = [micro_batches_under_way(stage, stages, self.micro_batches, extra) for stage in range(stages)]
+        return pipeline_step(compute, [transfer] * (stages - 1), under_way, self.micro_batches).seconds
 
     def share(self, seconds: float) -> float:
         """Return the throughput of a step of ``seconds`` as a share of the sum of the speeds."""
@@ -184,8 +193,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print("| Mbit/s | case | ahead | step, s | without links, s | share | sent by b, MB | waited, s | processor, s |")
-    print("|" + " ---: | --- |" + " ---: |" * 7)
+    print(
+        "| Mbit/s | case | ahead | step, s | predicted, s | without links, s | share | sent by b, MB | waited, s "
+        "| processor, s |"
+    )
+    print("|" + " ---: | --- |" + " ---: |" * 8)
     with tempfile.TemporaryDirectory() as folder, Lab(*NAMES) as lab:
         issue_run_certificates(Path(folder) / "certificates", "run", range(3), [lab[name].address for name in NAMES])
         for mbit in arguments.mbit:
@@ -193,7 +205,8 @@ def main() -> None:
                 seconds = max(figures.seconds for figures in stages)
                 waited, processor = (max(getattr(f, field) for f in stages) for field in ("waited", "processor"))
                 print(
-                    f"| {mbit:g} | {case.name} | {case.extra_at(mbit)} | {seconds:.2f} | {case.without_links:.2f} "
+                    f"| {mbit:g} | {case.name} | {case.extra_at(mbit)} | {seconds:.2f} "
+                    f"| {case.predicted(mbit):.2f} | {case.without_links:.2f} "
                     f"| {case.share(seconds):.2f} | {stages[1].megabytes_sent:.1f} | {waited:.2f} | {processor:.2f} |",
                     flush=True,
                 )
