@@ -62,8 +62,8 @@ def transcribe(
         is_file = Path(model).suffix.lower() in SOUND_ENDINGS
         missing = f"{visible(model)}: no such file" if is_file and not files else "no recording was named"
         raise BadInput(missing, "name sound files, or --microphone SECONDS")
-    _check_sound(files or ())  # before the model is loaded for nothing
     path = find_usable_model(output, model, is_speech_model)
+    _check_sound(files or ())  # before the model is loaded for nothing
     models = [*([base_model(path)] if compare else []), str(path)]
     if compare and out:
         raise BadInput("--compare shows the texts of both models and writes no files", "leave out --out")

@@ -72,7 +72,10 @@ def test_others_may_read_the_transcripts(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_damaged_recording_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_damaged_recording_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speech.commands.transcribe.find_usable_model", lambda *_: tmp_path / "no-model")
     damaged, sound = tmp_path / "memo.m4a", tmp_path / "memo.wav"
     damaged.write_bytes(b"no sound")
     soundfile.write(sound, np.zeros(1600, np.float32), 16000)

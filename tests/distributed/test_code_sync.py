@@ -152,7 +152,7 @@ def test_a_pseudo_table_travels_where_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("way", "said"), [("{data}/../far.wav", "an absolute path"), ("{data}/a.wav", "an absolute path"),
-                      ("../far.wav", "outside of the table's folder"), ("../../etc/passwd", "is not there, neither")]
+                      ("../far.wav", "outside of the table's folder"), ("../../etc/passwd", "is not there, nor")]
 )  # fmt: skip
 def test_recordings_that_cannot_travel_are_told_with_the_line(tmp_path: Path, way: str, said: str) -> None:
     data = tmp_path / "data"
