@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, PlannedRun
     from distributed.preparation.prepare import PrepareOptions
 
-_WITHOUT_HUB = (
-    "connect to the network, check the name, or use a folder; profiles demo and whisper-scratch need no download"
-)
+_WITHOUT_HUB = "connect to the network, check the name, or use a folder; profile whisper-scratch needs no download"
 
 Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
 
