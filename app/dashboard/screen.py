@@ -16,7 +16,7 @@ from textual.widgets import ContentSwitcher
 
 from app.console import command_about, visible
 from app.dashboard.dialogs.commands import Commands, Proof, Reporting, StopDialog
-from app.dashboard.dialogs.next_steps import commands_after
+from app.dashboard.dialogs.next_steps import ModelDialog, commands_after
 from app.dashboard.dialogs.writing import next_dialog
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.tabs.charts import ChartsPane
@@ -229,6 +229,10 @@ class DashboardScreen(BaseScreen):
     def _tell(self, picture: Picture) -> None:
         while news := self._reporting.news():
             self._say(*news, timeout=8)
+        # never over a dialog in which somebody types or reads
+        if isinstance(self.app.screen, DashboardScreen | ModelDialog) and (report := self._reporting.report()):
+            self.app.call_later(self.app.clear_notifications)  # that it is being written
+            self.app.push_screen(report)
         for asked, answer in self.commands.news(picture):
             if answer.outcome != "accepted":  # that it was requested was shown already
                 words = with_reason(f"{asked} {answer.outcome}", answer.message)

@@ -43,6 +43,7 @@ class Box(ModalScreen[T]):
     }
     Box #heading { text-style: bold; height: auto; }
     Box #keys { height: 1; margin-top: 1; }
+    Box ToastRack { dock: top; align: right top; }  /* at the bottom a notice would cover the keys */
     """
     CLOSE = Key("escape", "close", "Close")
     HOLDS_CTRL_C: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from app.dashboard.dialogs.model_process import ModelProcess
-from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog
+from app.dashboard.dialogs.next_steps import Asking, ModelDialog
 from app.dashboard.tabs.samples import sample_texts
 from app.run_view.tables.showcase import UNTRAINED
 from app.shell.dialogs import Dialog
@@ -83,7 +83,7 @@ class HearingDialog(ModelDialog):
             after = document["transcripts"][0]["text"]
             return sample.model_copy(update={"reference": reference, "before": before, "after": after})
 
-        self.app.push_screen(AskingDialog(heading, Asking("speech", models, ask)))
+        self.show_answer(heading, Asking("speech", models, ask))
 
 
 def _recording_of(run_dir: Path, sample: Sample) -> tuple[str, Path | None]:

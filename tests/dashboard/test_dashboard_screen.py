@@ -283,6 +283,27 @@ def test_leaving_does_not_wait_for_a_report(folder: RunFolder, monkeypatch: pyte
     assert written.wait(PATIENCE)
 
 
+def test_where_a_report_is_stands_unbroken_in_a_box_of_its_own(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "output/20261130-080334-c546-demo-3-machines/report.html"
+    monkeypatch.setattr("app.html_report.page.write_report", lambda run_dir: Path(path))
+    monkeypatch.setattr("app.html_report.page.shown_path", str)
+    monkeypatch.setattr("app.html_report.page.has_browser", lambda: False)
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("o")
+        await until_text(pilot, path)
+        assert "y Copy" in text(app)
+        await until(pilot, lambda: not app._notifications)
+        copied: list[str] = []
+        monkeypatch.setattr(app, "copy", copied.append)
+        await pilot.press("y")
+        assert copied == [path] and app.screen is app.dashboard
+
+    show(folder.path, drive)
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_stop_asks_and_shows_that_nothing_is_left(folder: RunFolder, saved: bool) -> None:
     for rank in range(3 * saved):

@@ -127,6 +127,12 @@ def test_m_shows_the_old_and_the_new_model_side_by_side() -> None:
 
 
 @pytest.mark.slow
+def test_m_works_while_a_clip_is_shown() -> None:
+    screen = show(dialog(), "enter", "m", until="Your voice")
+    assert "A held-out clip" not in screen and "m Microphone" in screen
+
+
+@pytest.mark.slow
 def test_without_a_microphone_it_says_so() -> None:
     show(dialog(process=NoMicrophone), "m", until="no microphone (connect one)")
 

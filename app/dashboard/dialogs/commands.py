@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
+from textual.app import ComposeResult
 from textual.content import Content
 from textual.notifications import SeverityLevel
 from textual.widgets import Static
@@ -18,7 +19,8 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
 from app.run_view.headline import headline
 from app.run_view.run_state import status_word
-from app.shell.dialogs import Dialog
+from app.shell.dialogs import CommandDialog, Dialog
+from app.shell.folding import Prose
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS, load_hosts, without_unapproved_pythons
@@ -151,6 +153,30 @@ class StopDialog(Dialog):
 
 
 News = tuple[str, SeverityLevel]
+T = TypeVar("T")
+
+
+def _next_of(queue: SimpleQueue[T]) -> T | None:
+    try:
+        return queue.get_nowait()
+    except Empty:
+        return None
+
+
+class ReportDialog(CommandDialog):
+    """Where a report is, to be copied: its path has lines of its own, which end only after a folder.
+
+    Args:
+        line: of :func:`app.html_report.page.show_report`.
+    """
+
+    def __init__(self, line: str) -> None:
+        heading, _, path = line.partition(": ")
+        super().__init__(path)
+        self._heading = heading.capitalize()
+
+    def body(self) -> ComposeResult:
+        yield Prose(literal(self._command, "bold"))
 
 
 class Reporting:
@@ -164,6 +190,7 @@ class Reporting:
         self._run_dir = run_dir
         self._open_url = open_url
         self._news: SimpleQueue[News] = SimpleQueue()
+        self._reports: SimpleQueue[ReportDialog] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -180,15 +207,16 @@ class Reporting:
 
     def news(self) -> News | None:
         """Return the next message; ``None``: there is none."""
-        try:
-            return self._news.get_nowait()
-        except Empty:
-            return None
+        return _next_of(self._news)
+
+    def report(self) -> ReportDialog | None:
+        """Return the dialog that says where a report was written; ``None``: there is no further one."""
+        return _next_of(self._reports)
 
     def _write(self) -> None:
         from app.html_report.page import show_report, write_report
 
         try:
-            self._news.put((show_report(write_report(self._run_dir)), "information"))
+            self._reports.put(ReportDialog(show_report(write_report(self._run_dir))))
         except MusterError as error:
             self._news.put((error.message, "error"))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Static
@@ -60,11 +61,26 @@ class Asking:
 
 
 class AskingDialog(Dialog):
-    """Shows a sample with the models' outputs before and after training, as soon as they are there."""
+    """Shows a sample with the models' outputs before and after training, as soon as they are there.
 
-    def __init__(self, heading: str, asking: Asking) -> None:
+    Args:
+        following: what further keys do; each closes this dialog first.
+    """
+
+    def __init__(self, heading: str, asking: Asking, following: Mapping[Key, Callable[[], None]]) -> None:
         super().__init__(heading)
-        self._asking = asking
+        self._asking, self._following = asking, following
+
+    def keys(self) -> tuple[Key, ...]:
+        return (self.CLOSE, *self._following)
+
+    def on_key(self, event: events.Key) -> None:
+        act = next((act for key, act in self._following.items() if key.key == event.key), None)
+        if act is not None and self.app.screen is self:
+            event.stop()
+            self._asking.end()  # before another question takes a process
+            self.dismiss()
+            act()
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -139,9 +155,16 @@ class ModelDialog(CommandsDialog):
         return self._models
 
     def keys(self) -> tuple[Key, ...]:
+        return (Key("enter", "copy", "Do or copy", main=True), self.CLOSE, *self._action_keys())
+
+    def _action_keys(self) -> list[Key]:
         keys = (*self.ACTION_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))
-        offered = [key for key in keys if key.action in self._actions]
-        return (Key("enter", "copy", "Do or copy", main=True), self.CLOSE, *offered)
+        return [key for key in keys if key.action in self._actions]
+
+    def show_answer(self, heading: str, asking: Asking) -> None:
+        """Show a sample and what the models make of it; the keys of this dialog work there, too."""
+        following = {key: getattr(self, f"action_{key.action}") for key in self._action_keys()}
+        self.app.push_screen(AskingDialog(heading, asking, following))
 
     def action_copy(self) -> None:
         """Run the action under the cursor, or copy the command."""

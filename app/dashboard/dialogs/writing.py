@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 
 from app.console import visible
 from app.dashboard.dialogs.model_process import ModelProcess, kill_group, start_group
-from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog, words_of
+from app.dashboard.dialogs.next_steps import Asking, ModelDialog, words_of
 from app.dashboard.tabs.samples import sample_texts
 from app.run_view.tables.showcase import UNTRAINED
 from app.run_view.view import EndedRun
@@ -115,7 +115,7 @@ class WritingDialog(ModelDialog):
             before = document["base"]["text"] if self._base else UNTRAINED
             return sample.model_copy(update={"before": before, "after": document["text"]})
 
-        self.app.push_screen(AskingDialog(heading, Asking("text", models, ask)))
+        self.show_answer(heading, Asking("text", models, ask))
 
 
 @dataclass
