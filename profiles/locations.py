@@ -3,6 +3,7 @@ point to others (Git LFS)."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -74,6 +75,12 @@ def looks_like_path(name: str) -> bool:
     """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
     is_file = Path(name).suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"}
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file
+
+
+def similar_path(path: Path) -> Path | None:
+    """Return the entry beside a missing file or folder whose name is most like its name; ``None``: none is."""
+    names = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.glob("*")], 1)
+    return path.parent / names[0] if names else None
 
 
 def check_model_path(path: str) -> bool:

@@ -7,7 +7,6 @@ Face's audiofolder, and a Hugging Face data set by name (``name`` or ``name:conf
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections import Counter
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
-from profiles.locations import is_on_hub, looks_like_path
+from profiles.locations import is_on_hub, looks_like_path, similar_path
 from speech.data.missing_tables import missing_tables
 from speech.data.patches import (
     KEPT,
@@ -165,8 +164,8 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
     if source.is_dir():
         return _with_patches(source, _read_folder(source, text_column), text_column)
     if looks_like_path(path):
-        near = difflib.get_close_matches(source.name, [path.name for path in source.parent.glob("*")], 1)
-        hint = f"did you mean {source.parent / near[0]}?" if near else "check its path (dataset_path)"
+        similar = similar_path(source)
+        hint = f"did you mean {similar}?" if similar else "check the path: --dataset, or dataset_path of the profile"
         raise BadInput(f"data set {path}: no such folder", hint)
     from speech.data.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.cli.train.start import TrainRequest, distributed_train
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import distributed_train
 from profiles.errors import ExitCode
 from tests.app import app_events
 from tests.app.app_events import evaluation, sync

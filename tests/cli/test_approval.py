@@ -14,7 +14,8 @@ import pytest
 from app.cli import approval
 from app.cli.approval import read_hosts
 from app.cli.main import main
-from app.cli.train.start import TrainRequest, plan_of, resumable
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import plan_of, resumable
 from app.dashboard.dialogs.commands import Proof
 from distributed.hosts.file import load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Hosts
@@ -238,7 +239,7 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "helper.py").write_text("")
-    monkeypatch.setattr("app.cli.train.start.somebody", lambda as_json=False: True)
+    monkeypatch.setattr("app.cli.train.request.somebody", lambda as_json=False: True)
     person(monkeypatch, True)
     plan_of(TrainRequest(profile))
     assert str(tmp_path / "job.py") in capsys.readouterr().err

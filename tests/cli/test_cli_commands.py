@@ -54,6 +54,8 @@ from app.cli.main import main
 for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"], ["evaluate"]):
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*command, "--help"]) == 0
+for wrong in (["train"], ["train", "dem"], ["train", "demo", "--dataset", "/nope"], ["train", "--resume", "nothing"]):
+    assert main(wrong) == 2
 heavy = (
     "torch transformers cryptography numpy textual paramiko zeroconf soundfile av questionary psutil safetensors yaml"
 )
@@ -62,7 +64,7 @@ print([name for name in heavy.split() if name in sys.modules])
 
 
 @pytest.mark.slow
-def test_help_loads_nothing_heavy() -> None:
+def test_help_and_wrong_names_load_nothing_heavy() -> None:
     assert in_process(WHAT_HELP_IMPORTS).stdout.strip() == "[]"
 
 
@@ -165,6 +167,8 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("distributed-train demo --set seed=1 --seed 2", "'seed' is set twice", "once"),
         ("distributed-train demo --lora-merge --no-lora-merge", "contradict", "one of the two"),
         ("distributed-train demo-scratch --output notes/deeper", "a file has the name of a folder", "--output"),
+        ("distributed-train whisper-tiny-lora --dataset /nope", "/nope: no such file or folder", "names"),
+        ("distributed-train demo --model /nope/x", "model /nope/x: no such file or folder", "check what --model names"),
         ("distributed-train --resume nothing", "no run 'nothing'", "start one"),
         ("runs sho", "No such command 'sho'", "Did you mean 'show'?"),
         ("ask", "Missing argument 'RUN'", "ask --help"),

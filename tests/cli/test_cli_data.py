@@ -15,7 +15,8 @@ import soundfile
 from fake_run import FakeRun, training
 
 from app.cli.main import main
-from app.cli.train.start import TrainRequest, distributed_train
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import distributed_train
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import profile_from_options
 from speech.data.speech_clips import warn_once

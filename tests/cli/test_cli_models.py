@@ -11,7 +11,8 @@ import pytest
 from fake_run import SMALL, FakeRun, finished_run, training
 
 from app.cli.main import main
-from app.cli.train.start import TrainRequest, distributed_train
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import distributed_train
 from profiles.errors import ExitCode
 from speech.scoring.word_errors import normalizer_for
 from training.records.run_folder import RunFolder

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fake_run import SMALL, FakeRun, step, training
 
-from app.cli.train.start import TrainRequest, distributed_train, plan_of
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import distributed_train, plan_of
 from app.cli.train.trial_run import lines, measure, rehearse
 from app.run_view.run_state import reduce_events
 from distributed.planning.documents.evaluations import EvaluationPlan

@@ -12,7 +12,8 @@ import pytest
 from fake_run import FakeRun, finished_run, training
 
 from app.cli.main import main
-from app.cli.train.start import TrainRequest, distributed_train
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import distributed_train
 from profiles.errors import ExitCode
 from training.records.runs import list_runs
 

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from app.cli.main import main
-from app.cli.train.start import TrainRequest
+from app.cli.train.request import TrainRequest
 from app.cli.train.trial_run import show_plan
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import Picture

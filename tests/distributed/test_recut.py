@@ -9,7 +9,8 @@ import pytest
 import torch
 from planner_figures import joined, machine
 
-from app.cli.train.start import TrainRequest, hosts_file_of
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import hosts_file_of
 from distributed import resuming
 from distributed.agent import run_folders
 from distributed.agent.requests import ListSnapshots, RemoveRun

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from app.cli.train.start import TrainRequest, hosts_file_of, plan_of
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import hosts_file_of, plan_of
 from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB

@@ -17,7 +17,8 @@ from app.cli.arguments import OUTPUT, Json, Output
 from app.cli.model.evaluate import Seed
 from app.cli.terminal import answer
 from app.cli.train.command import merged_overrides
-from app.cli.train.start import TrainRequest, profile_of
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import profile_of
 from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import say, show, show_line, visible

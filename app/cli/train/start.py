@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from app.cli.arguments import OUTPUT
 from app.cli.runs.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.terminal import somebody
 from app.cli.train.local_run import StartRun, run_to_end
-from app.console import command_about, command_line, say
+from app.cli.train.request import TrainRequest, no_profile
+from app.console import command_about, say
 from app.plan_table import details_text, summary_lines
 from app.progress import progress_for
 from app.report import title_of
@@ -49,57 +49,6 @@ if TYPE_CHECKING:
 _WITHOUT_HUB = "connect to the network, check the name, or use a folder; profile whisper-scratch needs no download"
 
 Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """Arguments of the command line."""
-
-    profile: str = ""
-    overrides: dict[str, str] = field(default_factory=dict)
-    """Options and references by name, as text."""
-    resume: str = ""
-    trial: bool = False
-    as_json: bool = False
-    command: tuple[str, ...] = ()
-    """The command line, for the run's metadata."""
-    trust_code: bool = False
-    """Whether user code that a file names may run."""
-    no_input: bool = False
-    detach: bool = False
-    dashboard: bool = False
-    plan_file: Path | None = None
-    """A plan for several machines to execute."""
-    allow_missing: bool = False
-    offline_wheels: bool = False
-    trust_new: bool = False
-    plan_only: bool = False
-    out: Path | None = None
-    """File for the plan, with ``--try`` or ``--plan-only``."""
-    details: bool = False
-    """Whether to name strategy, codec, engine and the plan's hash."""
-
-    def __post_init__(self) -> None:
-        """Raise BadInput for conflicting options."""
-        trial_option = "--try" if self.trial else "--plan-only"
-        if self.trial and self.plan_only:
-            raise BadInput("--try and --plan-only contradict each other", "--try really runs a few steps")
-        if (self.trial or self.plan_only) and self.resume:
-            raise BadInput(
-                f"{trial_option} and --resume do not go together", f"use {trial_option} with the profile instead"
-            )
-        if self.out is not None and not (self.trial or self.plan_only):
-            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --try")
-
-    @property
-    def title(self) -> str:
-        """What is started: a profile, a run, or a job of options alone."""
-        return self.profile or self.resume or self.overrides.get("task", "train")
-
-    @property
-    def person(self) -> bool:
-        """Whether there is a user to ask."""
-        return not self.no_input and somebody(self.as_json)
 
 
 def distributed_train(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
@@ -228,8 +177,7 @@ def profile_of(request: TrainRequest) -> Profile:
         profile = profile_from_options(task, request.overrides)
         approve_user_code(profile, "the command line", named=True, person=False)
         return profile
-    example, lists = command_line("distributed-train", "demo"), command_line("profiles", "list")
-    raise BadInput("no profile given", f"type one first, for example {example} ...; {lists} lists them")
+    raise no_profile()
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.terminal import answer, fail, heard_by
 from app.cli.train.local_run import StartRun, run_to_end
-from app.cli.train.start import TrainRequest, plan_of
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import plan_of
 from app.console import say, visible
 from app.follow import Follower
 from app.plan_table import details_text, doubt_lines, way_text
