@@ -15,10 +15,10 @@ from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.neighbours import ask_neighbours, network_question, unasked_networks
+from app.wizard.state.neighbours import ask_neighbours, is_unnamed, network_question, unasked_networks
 from app.wizard.state.observations import origin_of
 from app.wizard.state.records import ItemStatus, MachineRow
-from app.wizard.state.state import Step, WizardState
+from app.wizard.state.state import Step, TaskKind, WizardState
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
@@ -111,6 +111,13 @@ class MachinesScreen(StepScreen):
 
         self.app.push_screen(QuestionDialog(network_question(networks), "Ask all", "Only those met"), answered)
 
+    def action_back(self) -> None:
+        """End the asking of addresses, else go back."""
+        if self.state.is_under_way(TaskKind.NEIGHBOURS):
+            self.steered.wizard.end_asking()
+        else:
+            super().action_back()
+
     def on_row_table_ticked(self, event: RowTable.Ticked) -> None:
         event.stop()
         self.do(actions.pick(event.row))
@@ -162,7 +169,7 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
         (
             Content.assemble((box, style), " ", literal(row.name, "bold" if picked else ""), (location, "$text-muted")),
             state,
-            literal(row.chip),
+            muted("its name: after Access") if is_unnamed(row) and not row.chip else literal(row.chip),
             literal(row.memory),
             literal(row.system),
             muted(", ".join("you" if origin == "typed" else origin for origin in row.found_by)),

@@ -125,6 +125,10 @@ class Wizard:
         with self._wake:
             return self._wake.wait_for(lambda: self._closed or until(self._state), timeout) and until(self._state)
 
+    def end_asking(self) -> None:
+        """Let asking the addresses of a network end with the answers so far."""
+        self._services.end_asking()
+
     def close(self) -> None:
         """Release all resources; results of calls still running are ignored. May be called twice."""
         with self._lock:

@@ -9,8 +9,17 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zeroconf import DNSIncoming, DNSOutgoing, DNSPointer, const
 
-from distributed.discovery.neighbours import accepting_ssh, addresses, addresses_in, home_networks
+from distributed.discovery.neighbour_names import label_of, neighbour_names
+from distributed.discovery.neighbours import (
+    SshNeighbour,
+    accepting_ssh,
+    addresses,
+    addresses_in,
+    home_networks,
+    system_of,
+)
 from distributed.discovery.network_interfaces import Interface, Interfaces, PathKind
 from tests.waiting import PATIENCE
 
@@ -44,7 +53,8 @@ def test_any_text_is_a_table(table: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("introduction", "accepts"), [(b"SSH-2.0-x\r\n", True), (b"HTTP/1.1 400\r\n", False), (b"", False)]
+    ("introduction", "accepts"),
+    [(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", True), (b"HTTP/1.1 400\r\n", False), (b"", False)],
 )
 def test_a_neighbour_accepts_ssh_if_it_says_so(introduction: bytes, accepts: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -57,9 +67,61 @@ def test_a_neighbour_accepts_ssh_if_it_says_so(introduction: bytes, accepts: boo
         answering = threading.Thread(target=introduce)
         answering.start()
         port = server.getsockname()[1]
-        assert accepting_ssh(["127.0.0.1"], port, PATIENCE) == (["127.0.0.1"] if accepts else [])
+        answers = accepting_ssh(["127.0.0.1"], port, PATIENCE, names=lambda asked: dict.fromkeys(asked, "attic"))
+        assert answers == (1, [SshNeighbour("127.0.0.1", "Debian", "attic")] if accepts else [])
         answering.join()
-    assert accepting_ssh(["127.0.0.1"], port) == []
+    assert accepting_ssh(["127.0.0.1"], port).machines == []
+
+
+def test_asking_a_network_ends_when_it_is_told_to_and_keeps_the_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def introduce() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        answering = threading.Thread(target=introduce)
+        answering.start()
+        addresses, is_ended = ["127.0.0.1", *(f"127.0.1.{number}" for number in range(200))], iter([False])
+        answers = accepting_ssh(
+            addresses, server.getsockname()[1], PATIENCE, lambda: next(is_ended, True), lambda asked: {}
+        )
+        assert answers == (1, [SshNeighbour("127.0.0.1")])
+        answering.join()
+
+
+@pytest.mark.parametrize(
+    ("introduction", "system"),
+    [
+        ("SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13.5\r\n", "Ubuntu"),
+        ("SSH-2.0-OpenSSH_7.9p1 Raspbian-10+deb10u2", "Raspberry Pi OS"),
+        ("SSH-2.0-OpenSSH_for_Windows_9.5", "Windows"),
+        ("SSH-2.0-OpenSSH_9.9", ""),  # a Mac, Fedora and Arch name nothing: nothing is made up
+    ],
+)
+def test_the_system_is_what_an_ssh_server_names(introduction: str, system: str) -> None:
+    assert system_of(introduction) == system
+
+
+def test_a_machine_tells_its_name_by_multicast_dns_and_an_unknown_address_has_none() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as responder:
+        responder.bind(("127.0.0.7", 0))
+        responder.settimeout(PATIENCE)
+
+        def respond() -> None:
+            query, asker = responder.recvfrom(9000)
+            (question,) = DNSIncoming(query).questions
+            reply = DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA, multicast=False)
+            pointer = DNSPointer(question.name, const._TYPE_PTR, const._CLASS_IN, 10, "Studio-of-ada.local.")
+            reply.add_answer_at_time(pointer, 0)
+            responder.sendto(reply.packets()[0], asker)
+
+        answering = threading.Thread(target=respond)
+        answering.start()
+        port = responder.getsockname()[1]
+        assert neighbour_names(["127.0.0.7"], PATIENCE, port) == {"127.0.0.7": "Studio-of-ada"}
+        answering.join()
+    assert [label_of(name) for name in ("pi.fritz.box", "192.168.1.7", "localhost")] == ["pi", "", ""]
 
 
 def test_only_private_networks_of_cables_and_wifi_may_be_asked_and_of_large_ones_a_part() -> None:

@@ -16,10 +16,12 @@ from app.screens.plan import LaunchScreen
 from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.data_actions import leave_out
+from app.wizard.state.dependencies import apply
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.neighbours import NeighbourAnswers, ask_neighbours
+from app.wizard.state.observations import begun
 from app.wizard.state.records import Home, ItemStatus, PlanPreview
-from app.wizard.state.state import Action, StatePart, Step, TaskKind
+from app.wizard.state.state import Action, ServiceTask, StatePart, Step, TaskKind
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
@@ -100,6 +102,12 @@ def test_a_whole_network_is_asked_for_ssh_only_after_a_yes() -> None:
         await pilot.pause()
         assert steering.done[-1] == ask_neighbours(("10.9.9.0/24",))
         assert ask_neighbours(()) in steering.done
+        task = ServiceTask(TaskKind.NEIGHBOURS, inputs=("10.9.9.0/24",))
+        steering.state = apply(steering.state, begun(task))
+        pilot.app.changed()
+        await until_text(pilot, "esc ends it")
+        await pilot.press("escape")
+        assert steering.done[-1] == "end asking"
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 

@@ -31,6 +31,7 @@ from app.wizard.state.records import (
 )
 from app.wizard.state.state import PlanRequest
 from distributed.checks.findings import Finding
+from distributed.discovery.neighbours import SshNeighbour
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.documents.document import Candidate, Choice
@@ -191,7 +192,11 @@ class FakeServices:
 
     def neighbours(self, networks: Sequence[str]) -> NeighbourAnswers:
         self.note(" ".join(("neighbours", *networks)))
-        return NeighbourAnswers(3, self.accepting_ssh, () if networks else ("10.9.9.0/24",))
+        machines = [SshNeighbour(address) for address in self.accepting_ssh]
+        return NeighbourAnswers(3, machines, () if networks else ("10.9.9.0/24",))
+
+    def end_asking(self) -> None:
+        self.note("end_asking")
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         self.note(f"access {machine.name}")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard.state import actions as do
-from app.wizard.state.assessment import of_run
+from app.wizard.state.assessment import THIS_NETWORK, named, of_run
 from app.wizard.state.data_actions import Selection, leave_out
 from app.wizard.state.dependencies import apply, begin, blockers, inputs, is_unsaved, tasks_to_start
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import THIS_NETWORK, NeighbourAnswers, ask_neighbours, unasked_networks
+from app.wizard.state.neighbours import NeighbourAnswers, ask_neighbours, is_unnamed, unasked_networks
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, origin_of, sighted
 from app.wizard.state.records import (
     Assessment,
@@ -42,6 +42,8 @@ from app.wizard.state.state import (
     before,
     visited,
 )
+from distributed.discovery.neighbours import SshNeighbour
+from distributed.hosts.schema import Machine
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
 from tests.wizard.fake_services import (
@@ -89,7 +91,11 @@ FOUND = {
     TaskKind.DOCTOR: st.just(()),
     TaskKind.SAVED_MACHINES: ROWS.map(tuple),
     TaskKind.NEIGHBOURS: st.builds(
-        NeighbourAnswers, st.just(2), st.sampled_from([(), ("10.9.9.9",), ("10.9.9.9", ANNA.entry.host)])
+        NeighbourAnswers,
+        st.just(2),
+        st.sampled_from([(), ("10.9.9.9",), ("10.9.9.9", ANNA.entry.host)]).map(
+            lambda addresses: [SshNeighbour(address) for address in addresses]
+        ),
     ),
     TaskKind.ACCESS: REPORTS,
     TaskKind.APPROVAL: st.none(),
@@ -240,13 +246,17 @@ def test_online_machines_of_the_hosts_file_are_picked_once() -> None:
 def test_neighbours_that_accept_ssh_are_listed_once_and_not_picked() -> None:
     state = apply(apply(begin(), sighted(DiscoveredMachines((HERE, ANNA)))), ask_neighbours())
     (task,) = [task for task in state.tasks if task.kind is TaskKind.NEIGHBOURS]
-    answered = NeighbourAnswers(2, ("10.9.9.9", ANNA.entry.host), ("10.9.9.0/24",))
+    machines = (SshNeighbour("10.9.9.9", "Debian", "attic"), SshNeighbour(ANNA.entry.host))
+    answered = NeighbourAnswers(2, machines, ("10.9.9.0/24",))
     state = apply(state, done(task, answered))
-    assert [row.name for row in state.machines.rows] == ["desk", "anna", "10.9.9.9"]
+    assert [row.name for row in state.machines.rows] == ["desk", "anna", "attic"]
     assert "1 more machine" in state.notice and state.machines.rows[-1].found_by == (THIS_NETWORK,)
-    row = replace(ANNA, key="SHA256:n", aliases=("typed:10.9.9.9",), found_by=("typed", "used before"))
+    entry = Machine(name="10.9.9.9", address="10.9.9.9")
+    row = replace(ANNA, key="SHA256:n", name="10.9.9.9", aliases=("typed:10.9.9.9",), found_by=("typed",), entry=entry)
     (_, row) = apply(state, sighted(DiscoveredMachines((HERE, row)))).machines.rows
-    assert origin_of(row) == "answers SSH on this network, used before"
+    assert (row.name, row.system, origin_of(row)) == ("attic", "Debian", "answers SSH on this network")
+    assert named(row, replace(let_in(row), host_name="loft.lan")).name == "loft"  # its own word, after Access
+    assert is_unnamed(replace(row, name="10.9.9.9")) and not is_unnamed(row)
     assert state.answers.picked == ("here",) and state.answers.typed == ("10.9.9.9",)
     assert unasked_networks(state) == ("10.9.9.0/24",)
     ordered = apply(state, ask_neighbours(unasked_networks(state)))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distributed.discovery import discovery
     from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
+    from distributed.discovery.neighbours import SshAnswers
     from distributed.hosts import past_logins
     from distributed.hosts.file import Hosts
     from distributed.hosts.past_logins import PastLogin
@@ -124,14 +125,14 @@ class Outside:
         """Return the machines that have let Muster in before, the latest first."""
         return past_logins.past_logins()
 
-    def accepting_ssh(self, addresses: Sequence[str]) -> Sequence[str]:
+    def accepting_ssh(self, addresses: Sequence[str]) -> SshAnswers:
         """Connect to each address, and return those at which an SSH server answers."""
         return neighbour_table.accepting_ssh(addresses)
 
-    def accepting_in(self, networks: Sequence[str]) -> tuple[int, Sequence[str]]:
-        """Connect to every address of networks, for a second each; return their number, and where SSH answers."""
+    def accepting_in(self, networks: Sequence[str], is_ended: Callable[[], bool]) -> SshAnswers:
+        """Connect to every address of networks, for a second each, until ``is_ended``; return where SSH answers."""
         addresses = neighbour_table.addresses_in(networks)
-        return len(addresses), neighbour_table.accepting_ssh(addresses, timeout=1.0)
+        return neighbour_table.accepting_ssh(addresses, timeout=1.0, is_ended=is_ended)
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Try every stage of the login to a machine once."""

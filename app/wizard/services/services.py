@@ -7,6 +7,7 @@ Heavy modules are imported by the calls that need them, so that Home is painted 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,7 @@ class Services:
         self._output = output
         self._health: dict[str, Health] = {}
         self._trusted: tuple[str, ...] = ()
+        self._asking_ended = threading.Event()
         self._measured_hosts: hosts_file.Hosts | None = None
         """Machines whose links were measured last."""
 
@@ -130,11 +132,17 @@ class Services:
     # ------------------------------------------------------------------------------------------- access, checks, links
 
     def neighbours(self, networks: Sequence[str]) -> NeighbourAnswers:
-        """Ask the machines that this computer has met which of them accept SSH; with networks, all their addresses."""
+        """Ask the machines that this computer has met which of them accept SSH; with networks, all their addresses,
+        until :meth:`end_asking`."""
+        self._asking_ended.clear()
         if networks:
-            return NeighbourAnswers(*self.outside.accepting_in(networks))
-        met = self.outside.neighbours()
-        return NeighbourAnswers(len(met), self.outside.accepting_ssh(met), tuple(self.outside.home_networks()))
+            return NeighbourAnswers(*self.outside.accepting_in(networks, self._asking_ended.is_set))
+        answers = self.outside.accepting_ssh(self.outside.neighbours())
+        return NeighbourAnswers(*answers, tuple(self.outside.home_networks()))
+
+    def end_asking(self) -> None:
+        """Let :meth:`neighbours` return with the answers so far."""
+        self._asking_ended.set()
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.ssh.access import AccessReport
     from training.records.runs import RunSummary
 
+THIS_NETWORK = "this network"
+"""Origin of a machine that answered when its network was asked, in place of its being typed."""
 _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
 INSTALLS = "f installs what is missing, into Muster's own folder there"
 _ASYMMETRIC = 1.5
@@ -57,13 +59,15 @@ _CAUSES = {
 
 
 def named(row: MachineRow, report: AccessReport | None) -> MachineRow:
-    """Return a machine by the name that it told at its login, if its address has been its name; a typed name stays."""
+    """Return a machine by the name that it told at its login, if its name has been its address or what this network
+    calls it; a typed name stays."""
     host_name = re.sub(r"[^\w-]", "", report.host_name.partition(".")[0])[:64] if report is not None else ""
-    is_unnamed = host_name not in ("", "localhost") and _is_address(row.name)
-    return replace(row, name=host_name) if is_unnamed else row
+    is_guessed = is_address(row.name) or (THIS_NETWORK in row.found_by and is_address(row.entry.name))
+    return replace(row, name=host_name) if is_guessed and host_name not in ("", "localhost") else row
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether a machine's name is an IP address."""
     with suppress(ValueError):
         return bool(ipaddress.ip_address(text))
     return False

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from app.wizard.state.assessment import THIS_NETWORK, is_address
 from app.wizard.state.dependencies import action
 from app.wizard.state.records import MachineRow
 from app.wizard.state.state import StatePart, TaskKind
@@ -13,8 +15,8 @@ from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import counted
 
-THIS_NETWORK = "this network"
-"""Origin of a machine that answered when its network was asked, in place of its being typed."""
+if TYPE_CHECKING:  # asyncio, which the first paint does without
+    from distributed.discovery.neighbours import SshNeighbour
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class NeighbourAnswers:
     """Which of the machines that were asked accept SSH."""
 
     asked: int
-    addresses: Sequence[str] = ()
-    """Of those that accept SSH."""
+    machines: Sequence[SshNeighbour] = ()
+    """Those that accept SSH."""
     networks: tuple[str, ...] = ()
     """Networks of which only machines that this computer has met were asked."""
 
@@ -56,16 +58,21 @@ def with_neighbours(state: State, answers: NeighbourAnswers) -> State:
     known = {row.entry.host for row in state.machines.rows} | {
         path.endpoint.address for row in state.machines.rows for path in row.paths
     }
-    new = [address for address in answers.addresses if address not in {*known, *state.answers.typed}]
+    new = [machine for machine in answers.machines if machine.address not in {*known, *state.answers.typed}]
     rows = tuple(
         MachineRow(
-            f"typed:{address}", address, words="searching", entry=typed_machine(address), found_by=(THIS_NETWORK,)
+            f"typed:{machine.address}",
+            machine.name or machine.address,
+            words="searching",
+            entry=typed_machine(machine.address),
+            system=machine.system,
+            found_by=(THIS_NETWORK,),
         )
-        for address in new
+        for machine in new
     )
     machines = replace(state.machines, rows=(*state.machines.rows, *rows))
     state = replace(state, pinned=(*state.pinned, *rows), machines=machines)
-    state = state.answering(typed=(*state.answers.typed, *new)).putting(
+    state = state.answering(typed=(*state.answers.typed, *(machine.address for machine in new))).putting(
         TaskKind.NEIGHBOURS, state_part=StatePart(answers)
     )
     return state.noting(_notice(answers, len(new)))
@@ -82,10 +89,20 @@ def _notice(answers: NeighbourAnswers, new: int) -> str:
 
 
 def by_this_network(state: State, rows: Iterable[MachineRow]) -> Iterator[MachineRow]:
-    """Yield discovered rows, those of neighbours with the network as their origin: the search takes them for typed."""
-    neighbours = {row.key for row in state.pinned if THIS_NETWORK in row.found_by}
+    """Yield discovered rows, those of neighbours with the network as their origin: the search takes them for typed.
+
+    The search knows them by address: what they were called and ran when the network was asked takes that place.
+    """
+    neighbours = {row.key: row for row in state.pinned if THIS_NETWORK in row.found_by}
     for row in rows:
-        if not neighbours.isdisjoint((row.key, *row.aliases)):
+        neighbour = next((neighbours[key] for key in (row.key, *row.aliases) if key in neighbours), None)
+        if neighbour is not None:
             origins = (THIS_NETWORK if name == SightingOrigin.TYPED.value else name for name in row.found_by)
-            row = replace(row, found_by=tuple(origins))
+            name = neighbour.name if is_address(row.name) else row.name
+            row = replace(row, name=name, system=row.system or neighbour.system, found_by=tuple(origins))
         yield row
+
+
+def is_unnamed(row: MachineRow) -> bool:
+    """Whether only the address of a machine of this network is known; its name is, after Access."""
+    return THIS_NETWORK in row.found_by and is_address(row.name)

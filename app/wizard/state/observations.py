@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.wizard.state.assessment import of_pairs, of_report
+from app.wizard.state.assessment import THIS_NETWORK, of_pairs, of_report
 from app.wizard.state.data_actions import STILL_READ, with_selection
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.neighbours import THIS_NETWORK, by_this_network, with_neighbours
+from app.wizard.state.neighbours import by_this_network, with_neighbours
 from app.wizard.state.records import (
     FINE,
     GOOD,
@@ -52,6 +52,8 @@ def begun(state: State, task: ServiceTask) -> State:
     words: str = task.kind.value
     if task.kind is TaskKind.ACCESS and (row := state.access_of(task.key)) is not None:
         words = f"connecting to {row.name}"
+    elif task.kind is TaskKind.NEIGHBOURS and task.inputs:
+        words = "asking every address for SSH; esc ends it and keeps those that have answered"
     elif task.kind is TaskKind.FORECAST and needs_no_figures(state):
         words = TaskKind.DOCTOR.value
     state = replace(state, under_way=(*state.under_way, (task, words)))
