@@ -34,10 +34,7 @@ KEPT_SYNCS = 64
 MIN_STEPS = 8
 """Fewest steps from which the share of waiting for data is told."""
 _CARRIED_OVER = (
-    "name",
-    "device",
-    "since",
-    "updated",
+    *("name", "device", "since", "updated"),
     "snapshot_step",
     "snapshot_live",
     "times_lost",
@@ -151,6 +148,8 @@ class MemberState:
     began: tuple[float, int] | None = None
     """Time and number of its first step since its start or return."""
     times_lost: int = 0
+    is_returning: bool = False
+    """Whether its process has started again after it was gone, and is not ready yet."""
     window: tuple[StepEvent, ...] = ()
     """Its newest steps, oldest first, over which speeds and shares are averaged."""
     machine: MachineEvent | None = None
@@ -350,7 +349,10 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """Take on a new status; a member that starts (also after a resume) has an empty window and new counts."""
     if event.status == "started":
         carried_over = {name: getattr(member, name) for name in _CARRIED_OVER}
+        carried_over["is_returning"] = member.is_returning or not member.active
         member = changed(MemberState(member.rank), **carried_over, earlier=member.total, earlier_joules=member.joules)
+    elif event.status == "ready":
+        member = changed(member, is_returning=False)
     named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
     if event.status in (*TROUBLE, "left"):
         return _gone(named, event.status, event.message)

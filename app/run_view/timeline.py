@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from app.run_view.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
+from app.run_view.member_state import GONE, TROUBLE, MemberState
 from app.run_view.metrics import result_text
 from app.run_view.pair_paths import route_changes
 from training.records.events import (
@@ -178,7 +178,8 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
     """Return kind and text of the entry for a member's new status; ``None``: it repeats or follows from the old one.
 
     The member and the coordinator both report that it joined or left, and a loss is followed by its consequences: every
-    display tells each change once, by this rule.
+    display tells each change once, by this rule. A member whose process has started again is back when it is ready:
+    before, it joins and gets the state.
     """
     name = event.name or (before.label if before else f"member {event.member}")
     old_status = before.status if before is not None else ""
@@ -188,8 +189,11 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
         return None if old_status in TROUBLE else ("lost", with_reason(f"{name} {event.status}", event.message))
     if event.status == "left" and old_status in ("done", *TROUBLE):
         return None
-    if event.status in PRESENT_STATUSES and old_status in GONE:
+    is_returning = before is not None and before.is_returning and event.status != "started"
+    if event.status == "ready" if is_returning else event.status in ("joined", "ready") and old_status in GONE:
         return "back", f"{name} is back"
+    if is_returning and event.status == "joined":
+        return None
     on_device = f" on {event.device}" if event.device else ""
     return "machine", with_reason(
         f"{name} {event.status}{on_device}", "" if event.status == "started" else event.message

@@ -88,12 +88,14 @@ def test_the_same_status_is_told_once(plain: Plain) -> None:
     assert len(plain.feed(*[RunEvent(status="running", member=m) for m in range(3)])) == 1
 
 
-def test_a_worker_is_told_when_it_joins_and_not_when_its_process_starts(plain: Plain) -> None:
+def test_a_worker_is_told_when_it_joins_and_as_back_when_it_is_ready(plain: Plain) -> None:
     process, member = [
         MemberEvent(member=0, status=s, name="pc", message=m) for s, m in (("started", "pid 7"), ("joined", ""))
     ]
     lost = MemberEvent(member=0, status="lost", name="pc")
-    lines = plain.feed(process, member, lost, process)
+    lines = plain.feed(process, member, lost, process, member)
+    assert [line.split("] ")[1] for line in lines] == ["pc joined", "pc lost"]
+    lines += plain.feed(MemberEvent(member=0, status="ready", name="pc"))
     assert [line.split("] ")[1] for line in lines] == ["pc joined", "pc lost", "pc is back"]
     (started, *_) = plain.display.state.timeline["machine"].entries
     assert (started.text, started.hint) == ("pc started", "pid 7")

@@ -49,15 +49,17 @@ def test_who_did_not_come_back_is_away_to_the_end() -> None:
 
 
 def test_who_is_lost_again_before_its_first_step_was_away_from_then_on() -> None:
-    again = [MemberEvent(member=1, time=45, status="started", name="air"), step(45, time=45), step(50, time=50)]
+    again: list[Event] = [MemberEvent(member=1, time=45, status=status, name="air") for status in ("started", "ready")]
+    again += [step(45, time=45), step(50, time=50)]
     gone = [MemberEvent(member=1, time=41, status="lost"), *again, MemberEvent(member=1, time=47, status="lost")]
     air = ribbons(reduce_events([*gone, step(60, time=60)], lost_and_back()))[1]
     assert [round(one.start) for one in air.away] == [10, 40, 47]
     assert steps_away(air, 60) == pytest.approx(20 + 5 + 13, abs=2)
-    last = [MemberEvent(member=1, time=59, status="started"), MemberEvent(member=1, time=61, status="lost")]
-    assert (
-        ribbons(reduce_events(last, reduce_events([*gone, step(60, time=60)], lost_and_back())))[1].away[-1].start > 55
-    )
+    once_more = [MemberEvent(member=1, time=59, status="started"), MemberEvent(member=1, time=61, status="lost")]
+    before = reduce_events([*gone, step(60, time=60)], lost_and_back())
+    assert ribbons(reduce_events(once_more, before))[1].away == air.away  # it was never ready
+    once_more.insert(1, MemberEvent(member=1, time=59.5, status="ready"))
+    assert ribbons(reduce_events(once_more, before))[1].away[-1].start > 55
 
 
 def test_a_machine_that_comes_and_goes_before_it_takes_a_step_was_away_once() -> None:

@@ -124,5 +124,6 @@ def test_a_machine_is_back_where_it_takes_its_first_step() -> None:
     others: list[Event] = [step(n, member=0) for n in range(1, 13)]
     own: list[Event] = [step(n, member=1) for n in (1, 2, 3)]
     late = step(4, member=1, time=4.5)  # of when it was cut off
-    events = [*others, member("joined", 0), *own, member("lost", 4), late, member("started", 6), step(10, member=1)]
+    events = [*others, member("joined", 0), *own, member("lost", 4), late]
+    events += [member("started", 6), member("joined", 7), member("ready", 8), step(10, member=1)]
     assert [round(at) for at, _ in machine_changes(reduce_events(events))] == [3, 10]
