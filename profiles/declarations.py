@@ -70,6 +70,7 @@ def option(
     tasks: tuple[str, ...] = (),
     alias: str = "",
     names: str = "",
+    usual: float | None = None,
     **bounds: Any,
 ) -> Any:
     """Declare one option.
@@ -85,10 +86,11 @@ def option(
         tasks: those that read it; empty: all. Another task refuses it if it was set explicitly.
         alias: short name that may be written for it in settings.
         names: section whose owners' names are its choices.
+        usual: a number above which a value is probably a slip; it is allowed, but remarked on.
         bounds: pydantic's ``ge``, ``gt``, ``le``, ``lt``.
     """
     extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
-    extra["names"] = names
+    extra |= {"names": names, "usual": usual}
     return Field(default=default, description=help, json_schema_extra=extra, **bounds)
 
 

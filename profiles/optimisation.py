@@ -25,7 +25,7 @@ StepsOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_inte
 class TrainingSettings(Section):
     """The optimisation."""
 
-    learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10)
+    learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10, usual=0.1)
     lr_schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = option(
         "linear", "how the learning rate falls after the warm-up; wsd: constant, then a fall at the end"
     )
@@ -33,17 +33,25 @@ class TrainingSettings(Section):
         0.2, "with lr_schedule = wsd: share of the run in which the learning rate falls", gt=0, le=1, advanced=True
     )
     warmup_steps: StepsOrShare = option(
-        50, "steps of linear warm-up; below 1: a share of the run, so 0.1 is its first tenth", unit="steps", ge=0
+        50,
+        "steps of linear warm-up; below 1: a share of the run, so 0.1 is its first tenth",
+        unit="steps",
+        ge=0,
+        le=10_000_000,
     )
     lr_scaling: Literal["auto", "off", "sqrt", "linear"] = option(
         "auto",
         "how the learning rate follows the global batch, relative to one worker's batch; auto: sqrt, but off where "
         "weights are merged and the model is new (sparta: always), as each machine steps on its own part",
     )
-    epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
-    max_steps: int = option(0, "how many steps to train; 0: use 'epochs'", unit="steps", ge=0)
-    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536)
-    gradient_accumulation: int = option(1, "forward and backward passes for one optimizer step", ge=1, le=65536)
+    epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0, le=10_000, usual=500)
+    max_steps: int = option(
+        0, "how many steps to train; 0: use 'epochs'", unit="steps", ge=0, le=10_000_000, usual=500_000
+    )
+    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536, usual=1024)
+    gradient_accumulation: int = option(
+        1, "forward and backward passes for one optimizer step", ge=1, le=65536, usual=256
+    )
     drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
     optimizer: str = option(
@@ -51,7 +59,7 @@ class TrainingSettings(Section):
         f"{', '.join(OPTIMIZERS)}, or file.py:function of your own, which returns a torch optimizer",
         kind="location",
     )
-    weight_decay: float = option(0.01, "weight decay (not on biases and norms)", ge=0)
+    weight_decay: float = option(0.01, "weight decay (not on biases and norms)", ge=0, le=100, usual=1)
     adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
     momentum: float = option(
         -1.0, "momentum of sgd and muon; -1: the usual one, 0.9 and 0.95", ge=-1, lt=1, advanced=True

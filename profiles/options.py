@@ -50,6 +50,8 @@ class OptionSpec:
     """Strategy or task that declares it; empty: the section."""
     alias: str = ""
     """Second name of it; empty: none."""
+    usual: float | None = None
+    """Largest usual value; ``None``: there is none."""
 
     @property
     def field(self) -> str:
@@ -211,6 +213,15 @@ def check_value(name: str, value: str) -> str | None:
     return None
 
 
+def unusual_value(name: str, value: str) -> str | None:
+    """Return the remark on a valid ``value`` of the option ``name`` that is probably a slip; ``None`` for others."""
+    usual = options_by_name()[canonical(name)].usual
+    try:
+        return f"unusually large: {usual:,.10g} or less is usual" if usual and float(value) > usual else None
+    except ValueError:  # such as ``auto``
+        return None
+
+
 def explain_error(details: ErrorDetails, owner: str) -> tuple[str, str]:
     """Return option and problem of a pydantic error in the options of a section or an owner."""
     cause = details.get("ctx", {}).get("error")
@@ -247,6 +258,7 @@ def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
         section=section,
         owner=owner,
         alias=extra["alias"],
+        usual=extra["usual"],
         type="choice" if choices else numbers.get(kind) or extra["kind"] or "text",
         default=as_text(field.default),
         help=re.sub(r"\{(\w+)\}", lambda match: ", ".join(forms(match[1])), field.description or ""),

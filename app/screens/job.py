@@ -23,7 +23,7 @@ from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, It
 from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.installation import shown_path
-from profiles.options import OptionSpec, check_value
+from profiles.options import OptionSpec, check_value, unusual_value
 from profiles.quantities import duration_text, memory_text
 from training.numerics.schedule import run_steps
 
@@ -188,6 +188,9 @@ class JobScreen(StepScreen):
         invalid = [row for row in state.job.value.options if row.problem]
         if invalid:
             return literal(f"{invalid[0].name}: {invalid[0].problem}", "$text-error")
+        unusual = [row for row in state.job.value.options if _unusual(row)]
+        if unusual:
+            return literal(f"{unusual[0].name} = {unusual[0].value}: {_unusual(unusual[0])}", "$text-warning")
         if state.data.status is ItemStatus.FAILED and self.table.cursor != DATASET:
             problems = state.data.value.problems
             return literal(problems[0] if problems else state.data.cause, "$text-error")
@@ -329,6 +332,11 @@ def _about_option(spec: OptionSpec) -> list[str]:
     return [text for text in (spec.help, spec.unit, spec.limits) if text]
 
 
+def _unusual(row: JobOption) -> str:
+    """Return the remark on a value of the user's that is probably a slip; empty for others."""
+    return (unusual_value(row.name, row.value) or "") if row.changed and not row.problem else ""
+
+
 def _option(row: JobOption, narrow: bool, remark: str = "") -> TableRow:
     """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row. A
     ``remark`` takes the place of the words."""
@@ -337,5 +345,7 @@ def _option(row: JobOption, narrow: bool, remark: str = "") -> TableRow:
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(remark or help_text)
+    if unusual := _unusual(row):
+        about = StatusMark.WARNING.show(f"{remark}: {unusual}" if remark else unusual)
     value = Content.assemble(literal(row.spec.shown(row.value) or "-", style), (changed, "$text-primary"))
     return TableRow(f"option:{row.name}", (literal(row.name), value, about))

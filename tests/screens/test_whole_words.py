@@ -60,6 +60,19 @@ def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
 
 
 @pytest.mark.slow
+def test_a_value_that_is_probably_a_slip_is_remarked_on_with_its_steps() -> None:
+    steering = at(Step.JOB)
+    values = {"epochs": "5000", "learning_rate": "1e-3"}
+    options = tuple(
+        replace(row, value=values.get(row.name, row.value), changed=True, problem="") for row in JOB.options
+    )
+    steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, options=options))
+    words = shown(steering)
+    assert "steps: unusually large" in words and "epochs = 5000: unusually large: 500 or less is usual" in words
+    assert "These are good values" not in words
+
+
+@pytest.mark.slow
 def test_a_description_stands_under_its_row_only_where_the_row_cuts_it() -> None:
     steering = at(Step.HOME)
     fits = "Whisper tiny on your recordings, by adapters"

@@ -43,6 +43,8 @@ def test_the_demos_options_with_a_change() -> None:
     [
         ("batch_size", "many", "whole number"),
         ("learning_rate", "99", "<= 10"),
+        ("epochs", "1e9", "too large (passes over the training data, in epochs, > 0, <= 10000)"),
+        ("max_steps", "1000000000", "<= 10000000"),
         ("diloco.sync_delay", "77", "below sync_interval"),
         ("sync_delay", "77", "below sync_interval"),
     ],
