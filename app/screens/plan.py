@@ -34,7 +34,7 @@ _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=Tru
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
 _LABEL = 11
-_SAVE_FIRST = "works after you save the profile with w"
+_SAVE_FIRST = "works once saved: enter saves and starts, w only saves"
 
 
 class PlanScreen(StepScreen):
@@ -179,7 +179,7 @@ def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
         unsaved: whether its command does not work yet.
     """
     rows = [
-        ("copies", f"up to {bytes_text(plan.bytes_to_copy)}: only what is missing" if plan.bytes_to_copy else "", ""),
+        ("copies", plan.copying, ""),
         ("time", _time(plan), ""),
         *[("encrypted", f"{StatusMark.OK.symbol} {text}", StatusMark.OK.style) for text in plan.encrypted],
         *[("plaintext", f"{StatusMark.WARNING.symbol} {text}", StatusMark.WARNING.style) for text in plan.in_clear],

@@ -70,9 +70,14 @@ class Inputs:
         return {path: f"trees/{tree.name}" for path, tree in self.trees.items()}
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each file in bytes, by SHA-256."""
+        return {blob: path.stat().st_size for blob, path in sources_of(self.trees.values()).items()}
+
+    @property
     def bytes(self) -> int:
         """Total size of all files in bytes."""
-        return sum(path.stat().st_size for path in sources_of(self.trees.values()).values())
+        return sum(self.sizes.values())
 
 
 def collect(plan: RunPlan) -> Inputs:

@@ -97,6 +97,17 @@ def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str]) -
     raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
+def files_there(link: MachineLink, trees: Collection[Tree]) -> frozenset[str]:
+    """Return which files of folders a machine has, by SHA-256; they are not sent to it again.
+
+    Raises:
+        SshError: it cannot be asked.
+    """
+    missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)))
+    whole = sources_of(tree for tree in trees if tree.name not in missing.trees)
+    return frozenset(whole) | (frozenset(sources_of(trees)) - frozenset(missing.blobs))
+
+
 def _ignore_progress(done: int, total: int) -> None:
     """Report no progress."""
 

@@ -22,7 +22,7 @@ from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
-from distributed.preparation.transfer import Tree, packed, send_trees
+from distributed.preparation.transfer import Tree, files_there, packed, send_trees
 from distributed.ssh.errors import Dropped, SshError
 from distributed.ssh.process import Completed, Input
 from profiles.errors import BadInput
@@ -74,7 +74,10 @@ def tree(tmp_path: Path) -> Tree:
 def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None:
     connection = Breaking([2_500_000, 1_500_000])
     said: list[tuple[int, int]] = []
-    assert send_trees(far_machine(tmp_path, connection), [tree], lambda done, total: said.append((done, total))) == 3
+    machine = far_machine(tmp_path, connection)
+    assert files_there(machine, [tree]) == frozenset()
+    assert send_trees(machine, [tree], lambda done, total: said.append((done, total))) == 3
+    assert files_there(machine, [tree]) == frozenset(tree.sources)
     assert len(connection.sent) == 3
     assert sum(SIZES) < sum(connection.sent) < sum(SIZES) + 600_000
     assert said[-1] == (sum(SIZES), sum(SIZES))

@@ -173,7 +173,8 @@ PLAN = PlanPreview(
         MachineChange("studio|code", "studio", "code of this version", "+", 1_400_000),
         MachineChange("studio|env", "studio", "torch 2.4.1 becomes 2.8.0", "~"),
     ),
-    85_400_000, ("SSH from this computer to each machine", "the machines also connect to desk and to each other, on "
+    "85.4 MB that the machines lack",
+    ("SSH from this computer to each machine", "the machines also connect to desk and to each other, on "
      "free ports", "if a firewall blocks that, desk relays"), ("This run takes 1:53; desk alone would take 3:31.",),
     "desk and studio, merging every 10 steps",
     ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",

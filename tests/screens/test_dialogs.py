@@ -120,15 +120,15 @@ def test_the_command_of_a_plan_says_which_key_makes_it_work() -> None:
     steering = at(Step.PLAN)
 
     async def drive(pilot: Pilot[Any]) -> None:
-        await until_text(pilot, "works after you save the profile with w")
+        await until_text(pilot, "works once saved: enter saves and starts, w only saves")
         assert "w Save" in text(pilot.app)
         await pilot.press("e")
-        await until_text(pilot, "It works after you save the profile with w.")
+        await until_text(pilot, "It works once saved")
         await pilot.press("escape")
         steering.state = steering.state.putting(TaskKind.SAVE, inputs=steering.state.plan.inputs)
         pilot.app.changed()
         await until_text(pilot, "the command works now")
-        assert "works after" not in text(pilot.app)
+        assert "works once" not in text(pilot.app)
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 

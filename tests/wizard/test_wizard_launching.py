@@ -12,7 +12,7 @@ import pytest
 from app.wizard.plain.plain_words import plan_lines
 from app.wizard.services.launching import STEPS, Grid, refused, tail
 from app.wizard.services.outside import Outside
-from app.wizard.services.plan import SSH, coordinator_place, plan_of, saving
+from app.wizard.services.plan import SSH, Copying, coordinator_place, plan_of, saving
 from app.wizard.state.records import ItemStatus
 from app.wizard.state.state import Answers, PlanRequest, TaskKind, WizardState
 from distributed.planning.documents.document import Planning, Settings
@@ -104,7 +104,7 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     assert plan.encrypted == (SSH,) and plan.network == ("SSH from this computer to each machine",)
     assert plan.command.endswith(" train mine-2-machines") and len(plan.files) == 2
     alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config, Outside())
-    assert (alone.way, alone.network, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
+    assert (alone.way, alone.network, alone.encrypted, alone.copying) == ("desk alone", (), (), "")
     assert list(tmp_path.iterdir()) == [config]
 
 
@@ -116,6 +116,27 @@ def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
     assert f"  data: {DATA_STAY}" in lines and any(
         "on anna: copies what is missing of code and model" in line for line in lines
     )
+
+
+@pytest.mark.parametrize(
+    ("files_there", "changes", "summary"),
+    [
+        ({}, (5, 5), "up to 10 B: only what is missing"),
+        ({"anna": frozenset("ab"), "bert": frozenset()}, (0, 5), "5 B that the machines lack"),
+        (
+            {"anna": frozenset("ab"), "bert": frozenset("abc")},
+            (0, 0),
+            "nothing: code, data and model are there",
+        ),
+    ],
+)
+def test_a_plan_counts_only_what_is_copied(
+    files_there: dict[str, frozenset[str]], changes: tuple[int, int], summary: str
+) -> None:
+    copying = Copying({"a": 2, "b": 3}, files_there, data_stay=False)
+    rows = [copying.change(name, name, "~/muster") for name in ("anna", "bert")]
+    assert tuple(row.bytes for row in rows) == changes and copying.summary(rows) == summary
+    assert all(("nothing is copied" in row.what) == (row.bytes == 0) for row in rows)
 
 
 @pytest.mark.parametrize(("chosen", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])

@@ -192,15 +192,18 @@ def plan_lines(state: WizardState) -> Iterator[str]:
     plan = plan_part.value
     yield f"  way: {plan.way}"
     for row in plan.changes:
-        size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
+        size = f", {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
+    if plan.copying:
+        yield f"  copies: {plan.copying}"
     yield f"  time: {' '.join(plan.time) or 'not measured; m measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     if plan.staying:
         yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
-    yield f"  command: {plan.command}{' (works after you save the profile with s)' if is_unsaved(state) else ''}"
+    saving = " (works once saved: Enter saves and starts, s only saves)" if is_unsaved(state) else ""
+    yield f"  command: {plan.command}{saving}"
     yield "  (with --plan-only it starts nothing; with --try it really runs a few steps and saves nothing)"
     yield from (f"  network: {text}" for text in plan.network)
     yield from _trouble(plan_part, "  ")

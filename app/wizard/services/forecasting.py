@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import cast
 
 from app.wizard.services.machines import hosts_of, trust_in
@@ -31,7 +33,7 @@ from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.members import can_have_members
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 
 MOST_ROWS = 12
@@ -47,6 +49,8 @@ class Forecast:
     measurements: MeasurementResult
     planning: Planning | None
     """``None``: a single machine that was not measured; there is nothing to choose."""
+    files_there: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """SHA-256 of the run's files that a remote machine has after it was measured, by its name."""
 
     def with_interval(self, index: int, steps: int) -> CandidateRow:
         """Return a candidate plan with another sync interval; its overlap is reduced to stay below it.
@@ -106,17 +110,20 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
+    files_there: Mapping[str, frozenset[str]] = {}
     try:
         measurements = outside.measure(
             machines, profile, MeasureOptions(must_measure, must_measure, max_age, min(max_age, DOUBTFUL_AGE), tell)
         )
+        with suppress(MusterError, OSError):  # starting the run reports the error
+            files_there = outside.files_there(machines, profile)
     finally:
         for link, _ in machines:
             link.close()
     if measurements.problems:
         raise NotReady(measurements.problems)
     planning = choose(measurements, machines, profile, plan_options) if measurements.speeds else None
-    return Forecast(profile, tuple(machines), measurements, planning)
+    return Forecast(profile, tuple(machines), measurements, planning, files_there)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

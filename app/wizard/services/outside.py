@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from app.console import command_line
 from app.wizard.state.records import Tell
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from profiles.installation import TYPED_PROGRAM, program_words, training_code, training_python
 from training.lazy import lazy
 
@@ -42,19 +43,19 @@ if TYPE_CHECKING:
     from distributed.machine.pool import ConnectionPool
     from distributed.measuring import measure
     from distributed.measuring.measure import MeasurementResult, MeasureOptions
-    from distributed.preparation import code_sync, prepare
+    from distributed.preparation import code_sync, prepare, transfer
     from distributed.preparation.preflight import Ready
     from distributed.preparation.prepare import PrepareOptions
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from distributed.ssh.connection import SshConnection, SshTarget, Trust
-    from profiles.errors import MusterError
     from profiles.schema import Profile
     from training.records.plan import RunPlan
 else:  # loaded on first use, so that Home is painted at once
     machine_rows, examination = lazy("app.wizard.services.machines"), lazy("distributed.checks.examination")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
+    transfer = lazy("distributed.preparation.transfer")
     access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
     past_logins = lazy("distributed.hosts.past_logins")
     machine_link, machine_pool = lazy("distributed.machine.link"), lazy("distributed.machine.pool")
@@ -190,14 +191,33 @@ class Outside:
         """
         return _make_data_set(source, folder, text_column, tell)
 
-    def input_bytes(self, plan: RunPlan) -> int:
-        """Return the size of code, data and model in bytes.
+    def input_sizes(self, plan: RunPlan) -> Mapping[str, int]:
+        """Return the size of each file of code, data and model in bytes, by SHA-256.
 
         Raises:
             MusterError: they cannot be used.
             OSError: they cannot be read.
         """
-        return code_sync.collect(plan).bytes
+        return code_sync.collect(plan).sizes
+
+    def files_there(self, machines: Sequence[Ready], profile: Profile) -> Mapping[str, frozenset[str]]:
+        """Return which files of code, data and model each remote machine has, by SHA-256; of those that could be asked.
+
+        Raises:
+            MusterError: they cannot be used.
+            OSError: they cannot be read.
+        """
+        trees = code_sync.collect(measure.plan_to_measure(profile, machines)).trees.values()
+
+        def ask(link: MachineLink) -> frozenset[str] | None:
+            with suppress(MusterError):
+                return transfer.files_there(link, trees)
+            return None
+
+        links = [link for link, _ in machines if not link.machine.is_local]
+        with ThreadPoolExecutor(max(1, len(links))) as pool:
+            answers = zip(links, pool.map(ask, links), strict=True)
+            return {link.name: files for link, files in answers if files is not None}
 
 
 def _make_data_set(source: str, folder: str, text_column: str, tell: Tell) -> Mapping[str, Any]:

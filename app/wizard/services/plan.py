@@ -6,7 +6,7 @@ the chosen candidate plan; ``distributed-train NAME --plan NAME.plan.json`` runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -34,6 +34,7 @@ from profiles.files.library import Library, check_name, saved_folder
 from profiles.files.resolve import load_profile, save_profile
 from profiles.installation import RUNS_FOLDER, relative_path, shown_path
 from profiles.options import as_text, has_effect, options_by_name
+from profiles.quantities import bytes_text
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
 from training.records.plan import RunPlan
@@ -230,19 +231,21 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         BadInput: the choices are inconsistent.
     """
     saved, profile, planned, fitted = choices(request, config)
-    run, far, size = planned.plan if planned is not None else None, any(not row.here for row in request.machines), 0
+    run, far = planned.plan if planned is not None else None, any(not row.here for row in request.machines)
+    sizes: Mapping[str, int] = {}
     if run is not None and far:
         with suppress(MusterError, OSError):  # starting the run reports the error
-            size = outside.input_bytes(run)
+            sizes = outside.input_sizes(run)
+    copying = Copying(sizes, _files_there(request), profile.data.local_data)
     changes = (
-        *_changes(request, saved, size, profile.data.local_data),
+        *_changes(request, saved, copying),
         *(MachineChange("fit", "every machine", line, "~") for line in fitted),
     )
     engine = run.engine if run is not None else "mesh"
     together = run is not None and run.world_size > 1
     return PlanPreview(
         changes=changes,
-        bytes_to_copy=sum(change.bytes for change in changes),
+        copying=copying.summary(changes),
         network=tuple(_network(far, profile, engine if together else "", coordinator_place(saved))),
         time=(*_time(request), *_remarks(run)),
         way=way_in_words(request.chosen, request),
@@ -281,13 +284,47 @@ def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:
     return ", ".join(filter(None, (members, rhythm_text(chosen))))
 
 
-def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
-    """Yield the changes on each machine.
+@dataclass(frozen=True)
+class Copying:
+    """The files of a run, and those of them that machines have already."""
 
-    Args:
-        size: bytes of code, data and model; at most this much is copied to a machine.
-        stay: whether data stay on their machines.
-    """
+    sizes: Mapping[str, int]
+    """Bytes of each file, by SHA-256."""
+    files_there: Mapping[str, frozenset[str]]
+    """SHA-256 of the files on a machine, by its name; one that is not in it may have them or not."""
+    data_stay: bool
+    """Whether data stay on their machines."""
+
+    @property
+    def copied_parts(self) -> str:
+        return "code and model" if self.data_stay else "code, data and model"
+
+    def change(self, key: str, name: str, folder: str) -> MachineChange:
+        """Return what is copied to a machine, and at most how much."""
+        size = sum(size for blob, size in self.sizes.items() if blob not in self.files_there.get(name, ()))
+        description = f"copies what is missing of {self.copied_parts} to {folder}"
+        if self.sizes and not size:
+            description = f"has {self.copied_parts} in {folder} already: nothing is copied"
+        return MachineChange(f"data:{key}", name, description, "~", size)
+
+    def summary(self, changes: Sequence[MachineChange]) -> str:
+        """Return how much is copied to all machines; empty where nothing is sent to any."""
+        copies = [change for change in changes if change.key.startswith("data:")]
+        size = sum(change.bytes for change in copies)
+        if not copies or not self.sizes:
+            return ""
+        if not size:
+            return f"nothing: {self.copied_parts} are there"
+        is_known, amount = all(change.machine in self.files_there for change in copies), bytes_text(size)
+        return f"{amount} that the machines lack" if is_known else f"up to {amount}: only what is missing"
+
+
+def _files_there(request: PlanRequest) -> Mapping[str, frozenset[str]]:
+    return request.planning.files_there if isinstance(request.planning, Forecast) else {}
+
+
+def _changes(request: PlanRequest, saved: Saving, copying: Copying) -> Iterator[MachineChange]:
+    """Yield the changes on each machine."""
     for path in saved.files:
         yield MachineChange(f"file:{path.name}", "this computer", shown_path(path), "~" if path.exists() else "+")
     run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
@@ -299,8 +336,7 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
             yield MachineChange(f"out:{key}", name, "nothing: it is not part of the chosen strategy", "~")
         elif not machine.is_local:
             folder = machine.project_path or "~/.cache/muster"
-            sent = "code and model" if stay else "code, data and model"
-            yield MachineChange(f"data:{key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
+            yield copying.change(key, name, folder)
             yield MachineChange(f"run:{key}", name, f"this run's folder in {folder}; 'machines clean' removes it")
             yield MachineChange(f"awake:{key}", name, "is kept awake while it trains", "~")
 

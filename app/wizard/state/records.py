@@ -380,7 +380,7 @@ class MachineChange:
 @dataclass(frozen=True)
 class PlanPreview:
     changes: tuple[MachineChange, ...] = ()
-    bytes_to_copy: int = 0
+    copying: str = ""
     network: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
     """Sentences about the run time and its conditions; empty: not measured."""
