@@ -230,7 +230,7 @@ class LinksScreen(StepScreen):
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        return [_pair_row(pair) for pair in sorted(state.links.value, key=lambda pair: pair.from_starter)]
+        return [_pair_row(pair) for pair in state.links.value if not pair.from_starter]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         pair = next((pair for pair in state.links.value if _pair_key(pair) == key), None)
@@ -247,12 +247,12 @@ class LinksScreen(StepScreen):
             return failure(links)
         width = self.app.size.width - 4
         names = [row.name for row in state.members]
-        cables = [literal(line, "$text-accent") for line in state.strategy.value.cables]
         between = [pair for pair in links.value if not pair.from_starter]
-        if (link_map := self._map(names, links.value, len(cables))) and between:
+        cables = [literal(line, "$text-accent") for line in state.strategy.value.cables]
+        if (link_map := self._map(names, between, len(cables))) and between:
             return Content("\n").join([link_map, legend([map_link(pair) for pair in between]), *cables])
         fits = len(names) >= 2 and _NAME + _CELL * len(names) <= width
-        table = [matrix(names, links.value, _NAME, _CELL)] if fits and links.value else []
+        table = [matrix(names, between, _NAME, _CELL)] if fits and between else []
         return Content("\n").join([*table, *cables])
 
     def _map(self, names: Sequence[str], pairs: Sequence[PairFigures], below: int) -> Content:
@@ -265,16 +265,16 @@ class LinksScreen(StepScreen):
         )  # fmt: skip
 
     def empty(self, state: WizardState) -> Content:
-        return progress(state.links, "Measuring." if state.busy else "No link to measure.")
+        alone = "One machine trains: there is no link between machines."
+        return progress(state.links, "Measuring." if state.busy else alone)
 
     def summary(self, state: WizardState) -> str:
-        to_here = sum(pair.from_starter for pair in state.links.value)
-        links = counted(len(state.links.value) - to_here, "link") if state.links.value else ""
-        return f"{links} and {to_here} to this computer" if to_here else links
+        links = [pair for pair in state.links.value if not pair.from_starter]
+        return counted(len(links), "link") if links else ""
 
     def hint(self, state: WizardState) -> Content:
         if any(pair.from_starter for pair in state.links.value):
-            return muted("This computer does not train. It starts the run, and passes on what cannot go directly.")
+            return muted("This computer does not train, but copies to the machines: so that was measured, too.")
         return muted("Measured with a few MB each; later plans reuse the figures.")
 
     def headless(self) -> str:

@@ -68,6 +68,10 @@ class LinkFigures(Document):
     """Every path that answered: address, interface of the source, interface of the target, Mbit/s."""
 
 
+STARTER_LABEL = "this computer"
+"""This machine, where it does not train, as a person reads it."""
+
+
 def is_starter(name: str) -> bool:
     """Whether a name among the links stands for this machine where it does not train."""
     return name.rstrip("'") == HERE_NAME
@@ -101,7 +105,7 @@ class PairFigures(Document):
     @property
     def labels(self) -> tuple[str, str]:
         """The names of the two as a person reads them."""
-        source, target = ("this computer" if is_starter(name) else name for name in (self.source, self.target))
+        source, target = (STARTER_LABEL if is_starter(name) else name for name in (self.source, self.target))
         return source, target
 
     @property
@@ -329,7 +333,8 @@ def measure_interfaces(
         peers = saturating_peers(name, pairs, probe.cards) if probe.can_be_dialled else []
         if not peers or known_slower(name, pairs, figures):
             continue
-        tell(f"{name}: measuring its network interface with {counted(len(peers), 'machine')} at once")
+        label = STARTER_LABEL if is_starter(name) else name
+        tell(f"{label}: measuring its network interface with {counted(len(peers), 'machine')} at once")
         with contextlib.suppress(MusterError, ValidationError):  # the figures of its links are used instead
             figures.append(_measure_together(probe, [(probes[pair.other_end(name)], pair) for pair in peers]))
     return AllInterfaces(figures=tuple(figures))

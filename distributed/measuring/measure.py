@@ -262,16 +262,17 @@ def current_links(
         return cached_pairs, interfaces or AllInterfaces()
     stages = stages or LinkStages()
     has_starter = any(map(is_starter, identities))
-    here = ", and from this computer, which does not train but starts the run" if has_starter else ""
+    here = ", and how fast this computer, which does not train, copies to them" if has_starter else ""
     tell(f"starting to measure on {counted(len(identities) - has_starter, 'machine')}{here}")
     with stages.probing([link for link, _ in ends]) as probes:
-        if missing := len(pairs) - len(cached_pairs):
-            tell(f"measuring {counted(missing, 'link')}")
         skipped = [frozenset((pair.source, pair.target)) for pair in cached_pairs]
+        missing = sum(frozenset(pair) not in skipped and not any(map(is_starter, pair)) for pair in pairs)
+        if missing:
+            tell(f"measuring {counted(missing, 'link')}")
         number = itertools.count(1)
         fresh = stages.pairs(
             probes,
-            lambda pair: tell(f"{pair.source} - {pair.target}: measured ({next(number)} of {missing})"),
+            lambda pair: tell(_measured(pair, "" if pair.from_starter else f" ({next(number)} of {missing})")),
             skipped,
         )
         all_pairs = [*cached_pairs, *fresh]
@@ -280,6 +281,11 @@ def current_links(
         cache.put(key(pair.source, pair.target), pair)
     cache.put(group, interfaces)
     return all_pairs, interfaces
+
+
+def _measured(pair: PairFigures, progress: str) -> str:
+    """Return that a pair was measured, in words."""
+    return f"{' - '.join(pair.labels)}: measured{progress}"
 
 
 def current_speeds(

@@ -371,7 +371,8 @@ def test_this_computer_is_named_and_not_counted_where_it_only_starts_the_run(tmp
     lines: list[str] = []
     options = MeasureOptions(cache=MeasurementCache(tmp_path), tell=lines.append)
     pairs, _ = measure.current_links(ends("a", "b", HERE_NAME), options, scripted(pair())[1])
-    assert lines[0].startswith("starting to measure on 2 machines, and from this computer, which does not train")
+    assert lines[0].startswith("starting to measure on 2 machines, and how fast this computer, which does not train")
+    assert lines[1] == "measuring 1 link"
     assert [one.labels for one in pairs if one.from_starter] == [("a", "this computer"), ("b", "this computer")]
 
 

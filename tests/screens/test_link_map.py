@@ -10,6 +10,8 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.link_map import IDEAL, LinkMedium, MapLink, drawn, legend
+from app.wizard.state.assessment import of_pair, warnings_of
+from app.wizard.state.records import ItemStatus
 from app.wizard.state.state import Step, TaskKind
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import STRATEGY, at
@@ -114,15 +116,16 @@ def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int])
 
 
 @pytest.mark.slow
-def test_links_to_this_computer_are_told_apart_where_it_does_not_train() -> None:
+def test_links_to_this_computer_are_not_shown_where_it_does_not_train() -> None:
     steering = at(Step.LINKS)
     pairs = (pair("this machine", "studio", 940, 94), *steering.state.links.value)
     steering.state = steering.state.putting(TaskKind.LINKS, value=pairs)
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)
-        assert "3 links and 1 to this computer" in shown and "This computer does not train." in shown
-        assert shown.index("studio > air") < shown.index("this computer > studio")
+        assert "3 links" in shown and "This computer does not train, but copies" in shown
+        assert "studio > air" in shown and "this computer > studio" not in shown
+        assert warnings_of(pairs[0]) == [] and of_pair(pairs[0]).status is ItemStatus.OK
 
     run(WizardApp(steering, clock=fixed_clock), drive, (120, 32))
 

@@ -88,8 +88,8 @@ def check_lines(rows: Iterable[Check]) -> Iterator[str]:
 
 def link_lines(state: WizardState) -> Iterator[str]:
     if any(pair.from_starter for pair in state.links.value):
-        yield "  This computer does not train. It starts the run, and passes on what cannot go directly."
-    for pair in sorted(state.links.value, key=lambda pair: pair.from_starter):
+        yield "  This computer does not train, but copies to the machines: so that was measured, too."
+    for pair in (pair for pair in state.links.value if not pair.from_starter):
         ends, figures = f"  {' to '.join(pair.labels)}", pair.figures
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"

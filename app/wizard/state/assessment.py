@@ -126,6 +126,8 @@ def of_findings(findings: Sequence[Finding]) -> Assessment:
 def of_pair(pair: PairFigures) -> Assessment:
     """Assess the link between two machines."""
     figures = pair.figures
+    if pair.from_starter:  # this computer only copies and relays over it: there is nothing for the person to do
+        return FINE
     if figures is None:
         cause = pair.problem or "no connection between the two"
         fix = "check firewalls between them; until then, their traffic is relayed"
@@ -155,7 +157,7 @@ def path_of(pair: PairFigures) -> str:
 def warnings_of(pair: PairFigures) -> list[str]:
     """Return warnings about a link that is slower than it could be."""
     figures = pair.figures
-    if figures is None:
+    if figures is None or pair.from_starter:
         return []
     warnings = []
     wireless = [n for n, on in zip(pair.labels, (figures.wireless, figures.wireless_back), strict=True) if on]
