@@ -143,3 +143,9 @@ def test_a_large_terminal_has_a_larger_map() -> None:
         drawn(names, lines(names), width, height).plain.split("\n") for width, height in ((76, 9), (196, 40))
     )
     assert len(large) > len(small) and max(map(cell_len, large)) > 1.3 * max(map(cell_len, small))
+
+
+def test_a_link_that_is_slower_one_way_is_told_in_one_unit_and_not_at_all_where_it_is_fast() -> None:
+    (warning,) = warnings_of(pair("a", "b", 22_500, 540))
+    assert warning == "slower one way: 540 Mbit/s, back 22500 Mbit/s; check cable or Wi-Fi at both ends"
+    assert warnings_of(pair("a", "b", 22_500, 5_406)) == []
