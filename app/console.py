@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import StoppedByUser
-from profiles.installation import RUNS_FOLDER
+from profiles.installation import command_about as command_about
 from profiles.installation import command_line as command_line
 
 if TYPE_CHECKING:
@@ -250,13 +250,6 @@ TOUR_PROFILE = "scripted-demo"
 def profile_text(name: str) -> str:
     """Return the name of a run's profile; runs of the tour are marked as recorded."""
     return "tour (recorded)" if name == TOUR_PROFILE else name
-
-
-def command_about(run_dir: Path, *words: str) -> str:
-    """Return the command line for a run: ``words``, its id, and ``--output`` where it is not in the usual folder."""
-    folder = run_dir.parent
-    usual = folder.resolve() == RUNS_FOLDER.resolve()
-    return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
 
 
 def can_only_print() -> bool:

@@ -68,6 +68,18 @@ def command_line(*words: str) -> str:
     return shlex.join(command_words(*words))
 
 
+def command_about(run_dir: Path, *words: str) -> str:
+    """Return the command line for a run: ``words``, its id, and ``--output`` where it is not in the usual folder."""
+    folder = run_dir.parent
+    usual = folder.resolve() == RUNS_FOLDER.resolve()
+    return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
+
+
+def way_to_add(run_dir: Path, machine: str) -> str:
+    """Return the command line that adds a lost machine, or another one, to a live run."""
+    return f"{command_about(run_dir, 'runs', 'ask')} add {shlex.quote(machine)}"
+
+
 def program(*words: str) -> str:
     """Return the command line of a Muster command whose ``words`` are not quoted, for messages."""
     return " ".join(command_words(*words))

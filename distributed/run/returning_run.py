@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from profiles.errors import BadInput, MusterError, counted
+from profiles.installation import way_to_add
 from training.records.events import WarningEvent
 from training.records.plan import MemberPlan
 from training.run.run_controller import RunController
@@ -34,7 +35,7 @@ class ReturningRun(RunController):
         is_back: whether one of these machines can be reached.
     """
 
-    after_loss = "has ended"
+    takes_back = True
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class ReturningRun(RunController):
         if self._attempts[member.rank] == _MOST_ATTEMPTS:
             failure = f"it was lost again before it had made a step, {counted(_MOST_ATTEMPTS, 'time')}"
         if failure:
-            return self._warn(member, f"{member.name} stays out until it is added: {failure}")
+            command = way_to_add(self.folder.path, member.name)
+            return self._warn(member, f"{member.name} stays out until it is added: {failure}; to add it: {command}")
         if away := [name for name in member.machines if not self._is_back([name])]:
             return self._warn(member, f"{member.name} comes back when {', '.join(away)} can be reached")
         try:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 
 from app.console import command_about, command_line, say_error, show, show_json, visible
+from profiles.installation import way_to_add
 from profiles.quantities import bytes_text, duration_text
 
 
@@ -64,6 +65,7 @@ def test_a_command_about_a_run_finds_it_from_here(tmp_path: Path, monkeypatch: p
     name = "20261121-110314-77d7-demo"
     monkeypatch.chdir(tmp_path)
     assert command_about(tmp_path / "output" / name, "stop", "--kill").endswith("stop --kill 20261121-110314-77d7")
+    assert way_to_add(Path("output") / name, "my mac").endswith("runs ask 20261121-110314-77d7 add 'my mac'")
     assert command_about(Path("else where") / name, "attach").endswith("77d7 --output 'else where'")
 
 

@@ -90,7 +90,9 @@ def test_a_member_that_says_why_it_fails_stays_out(make_stage: Make) -> None:
         run_of(stage).look()
     assert run_of(stage).members.lost_members == [1]
     reason = "worker-1-stage-2: ran out of memory in its stage"
-    assert warnings(stage) == [f"worker-1 stays out until it is added: {reason}"]
+    [line] = warnings(stage)
+    assert line.startswith(f"worker-1 stays out until it is added: {reason}; to add it: ")
+    assert line.endswith(" add worker-1")
 
 
 def test_a_member_that_is_lost_again_and_again_stays_out(make_stage: Make) -> None:
@@ -104,7 +106,7 @@ def test_a_member_that_is_lost_again_and_again_stays_out(make_stage: Make) -> No
     loses(stage)
     run_of(stage).look()
     assert run_of(stage).members.lost_members == [1]
-    assert warnings(stage)[-1].endswith("it was lost again before it had made a step, 3 times")
+    assert "it was lost again before it had made a step, 3 times; to add it: " in warnings(stage)[-1]
 
 
 def test_a_run_that_ends_takes_nobody_back(make_stage: Make) -> None:

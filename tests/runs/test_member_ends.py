@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import ExitCode
+from profiles.installation import way_to_add
 from tests.runs.run_stage import Stage
 from training.exchange.group.election import Successor
 from training.exchange.group.quorum import next_term
@@ -36,8 +37,9 @@ def test_a_loss_is_told_once_with_its_first_cause(stage: Stage, coordinator_firs
         stage.take(-1, lost("silent for 5 s"))
     stage.ends(1, 255, "could not be reached for 40 s")
     warnings = [event.message for event in stage.events if isinstance(event, WarningEvent)]
-    final = "worker-1 does not come back by itself: could not be reached for 40 s"
-    assert warnings == ([final] if coordinator_first else [])
+    final = "worker-1 does not come back by itself: could not be reached for 40 s; when it can train again: "
+    command = way_to_add(stage.run.folder.path, "worker-1")
+    assert warnings == ([final + command] if coordinator_first else [])
     if not coordinator_first:
         stage.take(-1, lost("silent for 5 s"))
     assert stage.told(1) == [("lost", "silent for 5 s" if coordinator_first else "could not be reached for 40 s")]

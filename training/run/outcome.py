@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
+from profiles.installation import way_to_add
 from training.records.attempts import Attempts, attempts_after, counted_attempts, seconds_in
 from training.records.events import (
     ErrorEvent,
@@ -242,6 +243,11 @@ def early_end(rank: int, name: str, cause: str, code: int, logs: Path) -> ErrorE
     if code == -signal.SIGKILL:
         hint = f"a smaller batch_size or fewer workers need less memory; {hint}"
     return ErrorEvent(member=rank, message=f"{name} ended before its work was done ({cause})", hint=hint, machine=name)
+
+
+def ends_for_good(name: str, cause: str, run_dir: Path) -> str:
+    """Return the warning of a lost member that stays away, with the command that brings it back."""
+    return f"{name} does not come back by itself: {cause}; when it can train again: {way_to_add(run_dir, name)}"
 
 
 def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection[int]]]:

@@ -31,7 +31,7 @@ from training.run.local_workers import AdoptWorker, StartWorker, local_starter
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import MemberHistory, Membership, WorkerHandle
 from training.run.orders import OrderAction
-from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, write_end
+from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ends_for_good, write_end
 from training.run.processes import Worker
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
 from training.script.script_start import is_peer_loss
@@ -51,8 +51,8 @@ class RunController:
         progress: follows the run's pace; default: a new :class:`ProgressMonitor`.
     """
 
-    after_loss: ClassVar[str] = "does not come back by itself"
-    """What is said of a worker whose loss was told before its end, after its name."""
+    takes_back: ClassVar[bool] = False
+    """Whether a lost member whose processes have ended comes back by itself."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class RunController:
         self.members.end_member_of(rank, FAILED_GRACE)
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
-            message = f"{name} {self.after_loss}: {cause}"
+            message = f"{name} has ended: {cause}" if self.takes_back else ends_for_good(name, cause, self.folder.path)
             self._record(WarningEvent(member=rank, message=message, ended_by=cause))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
