@@ -10,9 +10,9 @@ from app.run_view.run_series import RUN, of_member, of_run, series_names
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
-from profiles.quantities import share_text, time_text
-from training.records.events import Event, RunEvent, StepEvent, TimingEvent
-from training.records.plan import FINAL
+from profiles.quantities import duration_text, share_text, time_text
+from training.records.attempts import RunAttempt
+from training.records.events import Event, RunEvent, TimingEvent
 
 DATA_BRAKE = 0.1
 """Share of waiting for samples in a step from which on the data is the bottleneck."""
@@ -57,37 +57,42 @@ def rate_text(state: RunState) -> str:
     return f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
 
 
-_BRIEF = 0.05
-"""Seconds below which a phase of the start tells a person nothing."""
+_STAGES_OF_START = {
+    "machine: connected": "connecting",
+    "machine: code and data": "sending code and data",
+    "worker: imports": "loading the program",
+    "worker: data": "reading the data",
+}
+"""What all members wait for until the last of them has done it, by the phase that each of them measures; what follows
+is the loading of the model."""
 
 
-def start_line(events: Iterable[Event]) -> str:
-    """Return the durations of the newest start's phases in the order of their ends; empty where none was measured.
+def start_line(events: Iterable[Event], attempt: RunAttempt) -> str:
+    """Return how long the newest start took, and its stages: ``1:14 (connecting 0:02, loading the program 1:12)``.
 
-    Phases shorter than :data:`_BRIEF` are left out. A phase of several machines lasts as long as on the slowest one.
-    Phases overlap, so they do not add up. Those of a machine that comes, or comes back, while the others
-    train are of no start of the run.
+    A stage lasts from the end of the one before until it has ended on the last machine, so the stages add up to the
+    whole; those below a second are left out. Empty: no start was measured.
     """
-    newest: dict[tuple[str, int | None], TimingEvent] = {}
-    has_ended = trains = False
+    if attempt.begun is None or attempt.trains_since is None:
+        return ""
+    ends: dict[str, float] = {}
+    is_start = True
     for event in events:
-        if isinstance(event, RunEvent):
-            has_ended |= event.status in FINAL
-            trains &= event.status != "starting"
-        elif isinstance(event, StepEvent):
-            trains = True
-        elif isinstance(event, TimingEvent):
-            if has_ended:  # a phase of the next start
-                newest, has_ended, trains = {}, False, False
-            key, rank = (event.part, event.member), event.member
-            if trains and rank is not None and (key in newest or all(rank != other for _, other in newest)):
-                continue
-            newest[key] = event
-    seconds: dict[str, float] = {}
-    for (phase, _), timing in sorted(newest.items(), key=lambda item: item[1].time):
-        seconds[phase] = max(timing.seconds, seconds.get(phase, 0.0))
-    telling = {phase.removeprefix("worker: "): value for phase, value in seconds.items() if value >= _BRIEF}
-    return ", ".join(f"{phase} {time_text(value)}" for phase, value in telling.items())
+        if isinstance(event, RunEvent) and event.status == "starting":
+            ends, is_start = {}, True
+        elif isinstance(event, RunEvent) and event.status == "running":
+            is_start = False  # the phases of a machine that comes later are of no start of the run
+        elif is_start and isinstance(event, TimingEvent) and (stage := _STAGES_OF_START.get(event.part)):
+            ends[stage] = max(ends.get(stage, 0.0), event.time)
+    whole = round(attempt.trains_since - attempt.begun)
+    stages, since = [], 0
+    for stage in _STAGES_OF_START.values():
+        if stage in ends and (until := min(round(ends[stage] - attempt.begun), whole)) > since:
+            stages.append(f"{stage} {duration_text(until - since)}")
+            since = until
+    if stages and whole > since:
+        stages.append(f"loading the model {duration_text(whole - since)}")
+    return duration_text(whole) + (f" ({', '.join(stages)})" if stages else "")
 
 
 _OF_STATE = (

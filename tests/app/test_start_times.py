@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.run_view.figures import start_line
 from tests.app.app_events import step
-from training.records.events import RunEvent, TimingEvent
+from training.records.attempts import Attempts, attempts_after
+from training.records.events import Event, RunEvent, TimingEvent
+
+STARTING, RUNNING = RunEvent(time=100.0, status="starting"), RunEvent(time=174.0, status="running")
 
 
-def test_the_slowest_machine_stands_for_a_part() -> None:
-    events = [
-        TimingEvent(time=0.5, part="command: program", seconds=1.5e-5),  # too brief to tell anything
-        TimingEvent(time=1.0, part="command", seconds=0.5),
-        TimingEvent(time=4.0, part="imports", seconds=3.0, member=0),
-        TimingEvent(time=6.0, part="imports", seconds=5.0, member=1),
-    ]
-    assert start_line(events) == "command 500 ms, imports 5 s"
+def shown(events: Sequence[Event]) -> str:
+    attempts: Attempts = ()
+    for event in events:
+        attempts = attempts_after(attempts, event)
+    return start_line(events, attempts[-1])
+
+
+def phase(part: str, end: float, member: int | None = None) -> TimingEvent:
+    return TimingEvent(time=end, part=part, seconds=50.0, member=member)
+
+
+MEASURED = [
+    phase("supervisor: program", 99.0),
+    STARTING,
+    phase("machine: connected", 101.6),
+    phase("machine: code and data", 114.0),
+    phase("engine", 130.0),
+    phase("worker: imports", 140.0, member=0),
+    phase("worker: imports", 155.2, member=1),
+    phase("worker: data", 155.3, member=0),
+    phase("worker: data", 155.4, member=1),
+    RUNNING,
+]
+
+
+def test_the_stages_of_a_start_add_up_to_the_whole() -> None:
+    stages = "connecting 0:02, sending code and data 0:12, loading the program 0:41, loading the model 0:19"
+    assert shown(MEASURED) == f"1:14 ({stages})"
 
 
 def test_a_resumed_run_shows_its_newest_start() -> None:
-    starts = [TimingEvent(time=time, part="imports", seconds=seconds, member=0) for time, seconds in ((1, 9), (99, 2))]
-    assert start_line(starts) == "imports 2 s"
-    first = [TimingEvent(time=0.5, part="machines: planned", seconds=20.0), starts[0]]
-    ended = RunEvent(time=50.0, status="cancelled")
-    assert start_line([*first, ended, starts[1], RunEvent(time=120.0, status="completed")]) == "imports 2 s"
+    again = [RunEvent(time=300.0, status="starting"), phase("worker: imports", 302.0, 0)]
+    ended, runs = RunEvent(time=290.0, status="cancelled"), RunEvent(time=303.0, status="running")
+    assert shown([*MEASURED, ended, *again, runs]) == "0:03 (loading the program 0:02, loading the model 0:01)"
 
 
 def test_a_machine_that_comes_back_does_not_prolong_the_start() -> None:
-    start = [TimingEvent(time=5.0, part="imports", seconds=5.0, member=rank) for rank in (0, 1)]
-    first = TimingEvent(time=8.1, part="first step", seconds=3.0, member=0)
-    late = [TimingEvent(time=90.0, part="imports", seconds=85.0, member=rank) for rank in (1, 2)]
-    assert start_line([*start, step(1, time=8.0), first, step(2), *late]) == "imports 5 s, first step 3 s"
+    assert shown([*MEASURED, step(1, time=180.0), phase("worker: data", 400.0, 1)]) == shown(MEASURED)
 
 
-def test_a_run_without_measurements_says_nothing() -> None:
-    assert start_line([step(1)]) == ""
+def test_a_start_without_measurements_is_one_figure() -> None:
+    assert shown([STARTING, RUNNING]) == "1:14"
+    assert shown([STARTING, phase("worker: imports", 120.0, 0)]) == ""

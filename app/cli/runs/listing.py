@@ -32,7 +32,6 @@ from app.run_view.view import RunView, read_view
 from app.task_results import results_of
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.records.attempts import starting_seconds_in
 from training.records.plan import SCRIPT
 from training.records.run_folder import RunFolder
 from training.records.runs import (
@@ -252,9 +251,8 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
         lines.append(f"error     {metadata.error_message}")
     if run.status in UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.saved_progress}")
-    starting, phases = starting_seconds_in(state.attempts), start_line(folder.events())
-    if starting is not None or phases:
-        lines.append(f"start     {duration_text(starting)}{f' ({phases})' if phases else ''}")
+    if state.attempts and (start := start_line(folder.events(), state.attempts[-1])):
+        lines.append(f"start     {start}")
     lines += [f"path      {line}" for line in pair_lines(state.members, view.name, _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]
