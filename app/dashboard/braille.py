@@ -116,6 +116,12 @@ class Raster:
         self._ascii = ascii_only
         self._bits: list[dict[int, int]] = [{}, {}]
         self._styles: list[dict[int, str]] = [{}, {}]
+        self._lines: dict[int, Curve] = {}
+        """The curve whose line a cell shows."""
+
+    def cells_of(self, curve: Curve) -> int:
+        """Return how many cells show the line of a curve that was drawn: others may lie over it."""
+        return sum(shown is curve for shown in self._lines.values())
 
     def draw(self, curve: Curve, window: Window) -> None:
         """Draw a curve over earlier ones; lines always lie over bands."""
@@ -199,6 +205,7 @@ class Raster:
         drawn, left_out = PATTERNS[curve.pattern % len(PATTERNS)]
         if x % (drawn + left_out) < drawn:
             self._set(LINE, x, y, curve.style)
+            self._lines[y // self._fine[1] * self.width + x // self._fine[0]] = curve
 
     def _row(self, value: float, window: Window) -> int:
         high = self.height * self._fine[1] - 1

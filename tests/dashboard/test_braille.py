@@ -33,6 +33,13 @@ def rows(curve: Curve, window: Window, width: int = 10, height: int = 5) -> list
     return [line.plain for line in raster.lines()]
 
 
+def test_a_promise_that_the_curve_hides_is_not_in_the_legend() -> None:
+    curve, below, above = (Curve([Point(n, v, v, v) for n in range(40)], style) for v, style in
+                           ((5.0, "bold"), (5.0, "dim"), (1.0, "dim")))  # fmt: skip
+    titles = [drawn(ChartData("loss", (one, curve), promised=(one,)), 40, 12)[0].plain for one in (below, above)]
+    assert titles == ["loss", "loss  ━ promised"]
+
+
 def test_a_line_goes_through_its_points() -> None:
     line = rows(Curve([Point(n, n, n, n) for n in range(10)]), Window(0, 9, 0, 9))
     assert (line[0].rstrip()[-1], line[-1][0]) == ("*", "*")

@@ -107,7 +107,7 @@ def test_before_the_first_step_the_machines_say_what_they_do() -> None:
 def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
     state = ran(RunEvent(time=0, status="running", total_steps=40), compute=1.75)
     data = loss_chart(Picture(Path("run"), state, planning=planning()))
-    assert len(data.curves) == 2 and ("┅ promised", "$text-muted") in data.legend
+    assert len(data.curves) == 2 and data.promised == data.curves[:1]
     assert "┃" in progress_line(state, 20.0, 80, 0.5).plain
     without = Picture(Path("run"), state)
     assert len(loss_chart(without).curves) == 1 and "┃" not in progress_line(state, 20.0, 80).plain

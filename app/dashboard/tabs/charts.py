@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -38,6 +38,8 @@ _LEAST_ROWS = 4
 """Fewest rows of a curve, before machines are drawn under it."""
 LEAST_CHART = 3 + _LEAST_ROWS
 """Fewest lines of a chart; where two would be lower, one is shown."""
+_LEAST_SEEN = 3
+"""Fewest cells of a line that can be taken for one."""
 BAND_STYLE = "$primary 45%"
 """Style of the band from least to greatest."""
 _MOST_MARKS = 24
@@ -77,6 +79,8 @@ class ChartData:
     marks: tuple[AxisMark, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
     """Words beside the title, with styles."""
+    promised: tuple[Curve, ...] = ()
+    """Those of the curves that a plan predicted: named beside the title where they can be seen under the others."""
     unit: str = ""
     """``%`` for shares, ``B`` for bytes, ``s`` for seconds; empty: a plain number."""
     log: bool = False
@@ -139,6 +143,9 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     raster = Raster(across, down, ascii_only)
     for curve in data.curves:
         raster.draw(curve, window)
+    if hidden := [curve for curve in data.promised if raster.cells_of(curve) < _LEAST_SEEN]:
+        curves = tuple(curve for curve in data.curves if curve not in hidden)
+        return drawn(replace(data, curves=curves, promised=()), width, height + len(head) - 1, ascii_only)
     labels = _labels(window, raster, data.unit)
     lines = head
     for row, line in enumerate(raster.lines()):
@@ -182,7 +189,8 @@ def sample(words: str, curve: Curve) -> str:
 def _title(data: ChartData, width: int, max_lines: int) -> list[Content]:
     """Return title and legend, as many to a line as fit; the last line counts those that find no room."""
     titles = [literal(data.title, "bold")] if data.title else []
-    pieces = [*titles, *(Content.styled(word, style) for word, style in data.legend)]
+    legend = (*predicted_legend(data.promised), *data.legend)
+    pieces = [*titles, *(Content.styled(word, style) for word, style in legend)]
     lines = [Content("")]
     for number, piece in enumerate(pieces):
         longer = Content("  ").join([lines[-1], piece]) if lines[-1] else piece
@@ -357,7 +365,6 @@ class ChartsPane(Pane):
         curves, legend = self._curves(name, picture)
         lines = ghost(picture, name, curves[-1].points) if curves and not self._per_machine else []
         curves[-1:-1] = lines
-        legend += predicted_legend(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
             curves.insert(0, curve_of(former, "$text-muted", STRENGTHS[self._strength], 1))
@@ -372,6 +379,7 @@ class ChartsPane(Pane):
             curves=tuple(curves),
             marks=marks(picture.state),
             legend=tuple(legend),
+            promised=tuple(lines),
             unit=unit_of(name, picture.state),
             log=self._log,
             left=left,

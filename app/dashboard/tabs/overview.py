@@ -19,7 +19,6 @@ from app.dashboard.tabs.charts import (
     ghost,
     marks,
     newest_text,
-    predicted_legend,
     sample,
 )
 from app.dashboard.tabs.network import link_map
@@ -199,7 +198,8 @@ def loss_chart(picture: Picture) -> ChartData:
         title="loss" if state.loss is None else f"loss {four_digits(state.loss)}",
         curves=(*lines, line) if points else (),
         marks=marks(state),
-        legend=predicted_legend(lines) + invalid,
+        legend=invalid,
+        promised=tuple(lines),
         empty=empty,
         strips=strips(picture),
         shows_figures=True,
@@ -266,7 +266,7 @@ def _rate_chart(picture: Picture) -> ChartData:
     points = smoothed(series.points(), 0.6)
     lines = ghost(picture, "samples/s", points)
     curves = (*lines, Curve(points, "$text-success", gap=8.0 * series.width)) if points else ()
-    return ChartData("samples/s", curves, legend=predicted_legend(lines), zero=True)
+    return ChartData("samples/s", curves, promised=tuple(lines), zero=True)
 
 
 def _result(picture: Picture, max_lines: int, width: int) -> Content:
