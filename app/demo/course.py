@@ -244,8 +244,9 @@ class TourScript:
     def _synchronised(self, step: int, cost: Cost) -> Iterator[SyncEvent]:
         if len(self._live) < 2:
             return
-        for rank in sorted(self._live):
-            wait = cost.interval * cost.wait(rank)
+        waits = {rank: cost.interval * cost.wait(rank) for rank in sorted(self._live)}
+        transfer = cost.exchange * (1 + self._random.uniform(0, _UNEVEN))
+        for rank, wait in waits.items():
             yield SyncEvent(
                 time=self._time,
                 member=rank,
@@ -253,7 +254,7 @@ class TourScript:
                 round=step // self._interval,
                 bytes_sent=self._bytes,
                 bytes_received=self._bytes,
-                seconds=max(wait, cost.exchange * (1 + self._random.uniform(0, _UNEVEN))),
+                seconds=transfer + wait - min(waits.values()),  # who came earlier waited for the last as well
                 wait=wait,
                 members=sorted(self._live),
                 weight_hash=f"{random.Random(step).getrandbits(64):016x}",

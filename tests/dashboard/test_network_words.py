@@ -98,6 +98,16 @@ def test_an_exact_run_counts_its_exchanges_before_one_is_listed() -> None:
     short = replace(shown, state=reduce_events([*started(), RunEvent(status="running", total_steps=28)]))
     assert "the first at the end of the run" in none_yet(short)
     assert synchronisations(replace(shown, plan=plan_of("diloco"))) == 0
+    assert "step of the slowest machine: 1 s (500 ms planned)" in [line.plain for line in sums(shown)]
+
+
+def test_an_exchange_while_a_machine_is_away_is_not_held_against_the_plan_of_all() -> None:
+    """Without the slowest link it took a quarter of the planned time."""
+    fewer = [
+        sync(9, member=rank, seconds=0.1, bytes_sent=10**6).model_copy(update={"members": [rank]}) for rank in (0,)
+    ]
+    (row,) = exchanges(reduce_events(fewer))
+    assert sync_row(row, picture(0)).cells[-1].plain == "fewer"
 
 
 def test_an_exchange_in_which_a_machine_was_lost_is_not_held_against_its_plan() -> None:
@@ -143,7 +153,7 @@ def test_who_owns_less_than_the_others_is_said() -> None:
     reasons = (Reason.of("group-wins", "diloco", members=2, useful=2, speed_up=2), slow)
     planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
     lines = [line.plain for line in sums(planned)]
-    assert lines[1:] == ["machine b merges 6 % of the weights instead of 50 %, because its link is slow"]
+    assert lines[1:-1] == ["machine b merges 6 % of the weights instead of 50 %, because its link is slow"]
 
 
 def on_a_map(width: int = 118, height: int = 40) -> str:

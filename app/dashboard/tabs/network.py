@@ -62,10 +62,10 @@ class NetworkPane(Pane):
         "Every synchronisation: bytes of the machine that sends most; the time from its start to its result; for how "
         "long training was paused meanwhile; the machine that came last, for which the others waited; and what was "
         "left of the time then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
-        "one ('too small' where an exchange has too few bytes to judge, 'a loss' where all waited for a machine that "
-        "was lost). Far above 100 % the network is slower than measured, or the machines are busy with other work. A "
-        "faster way is named with its predicted gain. Which way each pair goes is said too: directly, dialled by one "
-        "of the two for both directions, or through the relay."
+        "one ('too small' where an exchange has too few bytes to judge, 'fewer' where a machine was away, 'a loss' "
+        "where all waited for one that was lost). Far above 100 % the network is slower than measured, or the "
+        "machines are busy with other work. A faster way is named with its predicted gain. Which way each pair goes "
+        "is said too: directly, dialled by one of the two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
     NetworkPane #sums, NetworkPane #map { height: auto; padding-bottom: 1; }
@@ -116,7 +116,9 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
     """Return the row of one synchronisation; the last machine's name has at most ``name_cells`` cells."""
     ranks = sorted({*picture.state.members, row.last} - {-1})
     names = dict(zip(ranks, short_names([picture.name(rank) for rank in ranks], name_cells)))
-    planned = picture.planned.exchange if picture.planned else 0.0
+    planned, of_plan = picture.planned, muted("-")
+    if planned is not None and planned.exchange:
+        of_plan = _of_plan(row, planned.exchange, len(planned.choice.members))
     cells = (
         literal(row.number),
         literal(row.step),
@@ -128,7 +130,7 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
         literal(names.get(row.last, "-")),
         literal(time_text(row.transfer)),
         literal(rate_figure(row.mbit)),
-        _of_plan(row, planned),
+        of_plan,
     )
     return TableRow(f"{row.step}/{row.number}", cells)
 
@@ -156,14 +158,15 @@ def synchronisations(picture: Picture) -> int:
     return max(count, state.step) if in_every_step and picture.expected > 1 else count
 
 
-def _of_plan(row: ExchangeRow, planned: float) -> Content:
-    """Return the time of an exchange without waiting for others over the planned seconds, where that can be judged."""
-    if not planned:
-        return muted("-")
+def _of_plan(row: ExchangeRow, planned: float, expected: int) -> Content:
+    """Return the transfer of an exchange over the planned seconds of one of all ``expected`` machines, where that can
+    be judged."""
     if row.interrupted:
         return muted("a loss")
     if planned < _JUDGED_SECONDS or row.sent < _JUDGED_BYTES:
         return muted("too small")
+    if row.members < expected:
+        return muted("fewer")
     ratio = row.transfer / planned
     return literal(share_text(ratio) if ratio < 10 else f"{ratio:.0f}x", "$text-warning" if ratio > 1.15 else "")
 
@@ -185,12 +188,12 @@ def sums(picture: Picture) -> Iterator[Content]:
     for reason in picture.planning.reasons if picture.planning is not None else ():
         if reason.code in (*OWNERSHIP_CODES, *CABLES):
             yield literal(sentence(reason), "$text-muted")
-    for text in _medians(rows, picture) if rows else ():
+    for text in (*(_medians(rows, picture) if rows else ()), *_pace(picture)):
         yield literal(text, "$text-muted")
 
 
 def _medians(rows: Sequence[ExchangeRow], picture: Picture) -> Iterator[str]:
-    """Yield the usual times of a synchronisation and of a step, beside those of the plan."""
+    """Yield the usual times of a synchronisation, beside that of the plan."""
     planned, usual = picture.planned, [row for row in rows if not row.interrupted] or rows
     time, transfer = (
         statistics.median(values) for values in zip(*((r.seconds, r.transfer) for r in usual), strict=True)
@@ -198,6 +201,11 @@ def _medians(rows: Sequence[ExchangeRow], picture: Picture) -> Iterator[str]:
     rate = rate_text(statistics.median(row.mbit for row in usual))
     plan = f" ({time_text(planned.exchange)} planned)" if planned is not None else ""
     yield f"median synchronisation: {time_text(time)}, of it transfer {time_text(transfer)}{plan}, {rate}"
+
+
+def _pace(picture: Picture) -> Iterator[str]:
+    """Yield the usual time of a step, with what it waits for exchanges, beside that of the plan."""
+    planned = picture.planned
     paces = [member.seconds_per_step or 0.0 for member in picture.state.members.values() if member.active]
     if planned is not None and (longest := max(paces, default=0.0)):
         yield f"step of the slowest machine: {time_text(longest)} ({time_text(planned.step)} planned)"
