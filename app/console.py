@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -243,13 +244,32 @@ def show_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-TOUR_PROFILE = "scripted-demo"
-"""The profile of a run of the tour."""
+_TOUR = re.compile(r"(demo-here|demo-\d-machines)-recorded|scripted-demo")
+"""Profiles of runs of the tour, of earlier versions, too."""
+
+
+def tour_profile(machines: int) -> str:
+    """Return the name of the profile of a run of the tour: the one under which the set-up saves its plan, marked."""
+    return f"{'demo-here' if machines == 1 else f'demo-{machines}-machines'}-recorded"
+
+
+def is_of_tour(profile: str) -> bool:
+    """Whether a run with a profile of this name is one of the tour, which trained nothing."""
+    return _TOUR.fullmatch(profile) is not None
 
 
 def profile_text(name: str) -> str:
     """Return the name of a run's profile; runs of the tour are marked as recorded."""
-    return "tour (recorded)" if name == TOUR_PROFILE else name
+    return f"{name.removesuffix('-recorded')} (recorded)" if is_of_tour(name) else name
+
+
+def purpose_of(command: str) -> str:
+    """Return what a command that begins something is for; empty for the others, which say so themselves."""
+    purposes = {
+        command_line(): "your own machines: the set-up",
+        command_line("distributed-train", "demo"): "train this on your computer",
+    }
+    return purposes.get(command, "")
 
 
 def can_only_print() -> bool:

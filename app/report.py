@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.console import command_about, visible
+from app.console import command_about, command_line, is_of_tour, purpose_of, visible
 from app.run_view.figures import MORE_DATA, data_text, stages_times_text
 from app.run_view.metrics import simulated_text
 from app.run_view.run_state import RunState
@@ -87,9 +87,10 @@ def completed_lines(ended: EndedRun) -> list[str]:
     lines += [*results_of(ended.plan.profile.model.task).lines(ended.path), *showcase_lines(ended.path)]
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")
-    if ended.model is None:
+    if ended.model is None and not is_of_tour(ended.plan.profile.name):
         return [*lines, f"run     {ended.path}"]
-    return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
+    lines.append(f"model   {ended.model}" if ended.model is not None else f"run     {ended.path}")
+    return [*lines, "next", *[f"  {command}  {purpose_of(command)}".rstrip() for command in next_commands(ended)]]
 
 
 def _preparation(state: RunState) -> Iterator[str]:
@@ -100,7 +101,10 @@ def _preparation(state: RunState) -> Iterator[str]:
 
 
 def next_commands(ended: EndedRun) -> list[str]:
-    """Return the commands to use the model of a run, or to resume it from its snapshot."""
+    """Return the commands to use the model of a run, or to resume it from its snapshot; after the tour, to begin with
+    one's own machines, and to train its job on this computer."""
+    if is_of_tour(ended.plan.profile.name):
+        return [command_line(), command_line("distributed-train", "demo"), command_about(ended.path, "runs", "show")]
     if ended.outcome.status != "completed":
         return list(filter(None, [ended.resume_command]))
     model = ended.plan.profile.model
@@ -162,6 +166,8 @@ def stopped_line(ended: EndedRun) -> str:
         return f"stopped; the logs are in {ended.path / 'logs'}"
     command = ended.resume_command
     following = f"resume with: {command}" if command else f"the log is in {ended.path}"
+    if is_of_tour(ended.plan.profile.name):
+        following += f"; your own machines: {command_line()}"
     return f"stopped; {ended.state.saved_progress}; {following}"
 
 

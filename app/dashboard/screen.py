@@ -14,7 +14,7 @@ from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_about, visible
+from app.console import command_about, profile_text, visible
 from app.dashboard.dialogs.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.dialogs.next_steps import ModelDialog, commands_after
 from app.dashboard.dialogs.writing import next_dialog
@@ -134,7 +134,7 @@ class DashboardScreen(BaseScreen):
     def title_line(self) -> Content:
         picture = self.picture
         plan = picture.plan
-        name = plan.profile.name if plan else picture.path.name
+        name = profile_text(plan.profile.name) if plan else picture.path.name
         method = "" if plan is None else plan.launch.title if plan.launch else label_of_run(plan)
         run_id = plan.run_id if plan else ""
         pieces: list[Content | str] = [

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.console import TOUR_PROFILE
+from app.console import tour_profile
 from app.demo.course import LOG, TourScript, recorded_training
 from app.run_view.run_state import RunState, apply
 from distributed.planning.feedback import prediction_metrics, write_planning
@@ -259,7 +259,7 @@ def create(output_dir: Path, planned: PlannedRun, command: Sequence[str]) -> Run
     Raises:
         BadInput: the folder cannot be created.
     """
-    profile = planned.plan.profile.model_copy(update={"name": TOUR_PROFILE})
+    profile = planned.plan.profile.model_copy(update={"name": tour_profile(planned.plan.world_size)})
     plan = planned.plan.model_copy(update={"profile": profile})
     reason = "recorded" if planned.planning is None else f"recorded: {why_in_words(planned.planning)}"
     run = RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=reason)

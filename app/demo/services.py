@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from app.console import TOUR_PROFILE
+from app.console import is_of_tour
 from app.demo import CONFIG, JOB, MOST, ScriptClock
 from app.wizard.services.services import Services
 from app.wizard.state.launch_records import LaunchProgress
@@ -68,7 +68,7 @@ class DemoServices(Services):
 
     def home(self) -> Home:
         home = super().home()
-        return replace(home, runs=tuple(run for run in home.runs if run.profile == TOUR_PROFILE))
+        return replace(home, runs=tuple(run for run in home.runs if is_of_tour(run.profile)))
 
     def plan(self, request: PlanRequest) -> PlanPreview:
         plan = super().plan(request)

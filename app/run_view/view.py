@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.console import TOUR_PROFILE, command_about
+from app.console import command_about, is_of_tour
 from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState, at_its_end, state_of
 from app.run_view.tables.showcase import showcase_in
@@ -105,7 +105,7 @@ class RunView:
         In the tour's nothing trained: it is recorded.
         """
         plan = self.plan
-        if plan is None or plan.launch is not None or plan.profile.name == TOUR_PROFILE:
+        if plan is None or plan.launch is not None or is_of_tour(plan.profile.name):
             return ""
         return "" if self.state.resume_step is None else command_about(self.path, "distributed-train", "--resume")
 

@@ -14,12 +14,12 @@ from textual.content import Content
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
-from app.console import visible
+from app.console import purpose_of, visible
 from app.shell.folding import Prose, wrapped
 from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, fit, key_line
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import TableColumn, TableRow, literal
+from app.shell.text import TableColumn, TableRow, join, literal, muted
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput
 from profiles.quantities import clock_text
@@ -183,8 +183,9 @@ class CommandsDialog(Box[None]):
 
     def on_mount(self) -> None:
         table = self.query_one(RowTable)
-        rows = [*self._actions.items(), *[(command, command) for command in self._commands]]
-        table.show([TableRow(key, (literal(words),)) for key, words in rows])
+        rows = [(key, literal(words)) for key, words in self._actions.items()]
+        rows += [(command, join(literal(command), muted(purpose_of(command)))) for command in self._commands]
+        table.show([TableRow(key, (words,)) for key, words in rows])
         table.focus()
 
     def keys(self) -> tuple[Key, ...]:

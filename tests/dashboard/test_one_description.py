@@ -16,7 +16,7 @@ from run_folders import live, new_folder, started, steps
 from app.cli.main import main
 from app.cli.runs.ask import _tell_leftovers
 from app.cli.runs.listing import _cells
-from app.console import TOUR_PROFILE, diagnostics
+from app.console import diagnostics, tour_profile
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
 from app.dashboard.tabs.machines import table_of, who_is_slow
@@ -170,7 +170,7 @@ def test_a_warning_has_its_machine_and_step(displays: Displays, capsys: pytest.C
     assert f"warning:</span> {words}" in displays.report
 
 
-@pytest.mark.parametrize(("profile", "offered"), [("p", True), (TOUR_PROFILE, False)])
+@pytest.mark.parametrize(("profile", "offered"), [("p", True), (tour_profile(3), False)])
 def test_what_can_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], profile: str, offered: bool) -> None:
     """The tour has trained nothing, so nothing offers to resume it."""
     snapshots = [SnapshotEvent(member=rank, step=3, path="", bytes=1, seconds=0.1, live=(0, 1)) for rank in (0, 1)]

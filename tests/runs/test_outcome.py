@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console import TOUR_PROFILE
+from app.console import command_line, tour_profile
 from app.report import completed_lines, failure_hint, next_commands, stopped_line
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.view import EndedRun
@@ -356,15 +356,22 @@ def test_the_end_says_how_a_language_model_is_asked(
     assert lines == [*(line.format(about) for line in wanted), f"runs show {about}"]
 
 
-@pytest.mark.parametrize(("name", "offered"), [("demo", True), (TOUR_PROFILE, False)])
+@pytest.mark.parametrize(("name", "offered"), [("demo", True), (tour_profile(3), False)])
 def test_only_a_run_that_trained_is_offered_to_resume(tmp_path: Path, name: str, offered: bool) -> None:
     plan = plan_local_run(load_profile("demo").profile.model_copy(update={"name": name}), 1)
     snapshot = SnapshotEvent(member=0, step=30, path="", bytes=1, seconds=1.0, live=(0,))
     state = reduce_events([snapshot])
     ended = _ended(plan, tmp_path / "run", state, status="cancelled")
-    assert bool(next_commands(ended)) is offered
+    assert ("--resume" in " ".join(next_commands(ended))) is offered
     assert ("--resume" in stopped_line(ended)) is offered
     assert ("--resume" in failure_hint(ended)) is offered
+
+
+def test_after_the_tour_the_first_command_is_the_set_up_with_ones_own_machines(tmp_path: Path) -> None:
+    plan = plan_local_run(load_profile("demo").profile.model_copy(update={"name": tour_profile(3)}), 1)
+    lines = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 4}))
+    following = lines[lines.index("next") + 1]
+    assert following == f"  {command_line()}  your own machines: the set-up" and lines[-1].count("runs show")
 
 
 def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:

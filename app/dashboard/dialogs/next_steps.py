@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from app.console import TOUR_PROFILE, command_line, visible
+from app.console import is_of_tour, visible
 from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.tabs.samples import marked_texts
 from app.report import next_commands, rerun_line
@@ -183,12 +183,11 @@ class ModelDialog(CommandsDialog):
 
 
 def commands_after(ended: EndedRun, metadata: RunMetadata | None) -> list[str]:
-    """Return the commands to type after a run: to use the model, and to start the run again; after the tour, to begin
-    with one's own machines, and to train its job on this computer."""
+    """Return the commands to type after a run: to use the model, and to start the run again."""
     following = next_commands(ended)
-    if ended.plan.profile.name == TOUR_PROFILE:
-        return [command_line(), command_line("distributed-train", "demo"), *following]
-    if metadata is None or "--resume" in metadata.command:  # the run of a resumed attempt has ended
+    if (
+        metadata is None or is_of_tour(ended.plan.profile.name) or "--resume" in metadata.command
+    ):  # the run of a resumed attempt has ended
         return following
     again = rerun_line(metadata, Path.cwd())
     return [*following, *([again] if again else [])]
