@@ -41,6 +41,11 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
+def left_text(seconds: float | None) -> str:
+    """How much longer something takes, to be appended: ``, about 0:12 left``; empty where that is not known."""
+    return "" if seconds is None else f", about {duration_text(math.ceil(seconds))} left"
+
+
 def clock_text(moment: float, now: float | None = None) -> str:
     """Local time of day: ``14:03:21``; seen from ``now`` ``14:03``, on another day with the weekday or the date."""
     if not 0 <= moment < 1e11:

@@ -24,7 +24,7 @@ from app.wizard.state import actions
 from app.wizard.state.dependencies import blockers, busy_here
 from app.wizard.state.records import Assessment, ItemStatus
 from app.wizard.state.state import ORDER, Action, StatePart, Step, WizardState, visited
-from profiles.quantities import duration_text
+from profiles.quantities import duration_text, left_text
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
@@ -328,4 +328,19 @@ def failure(assessment: Assessment) -> Content:
 def progress(state_part: StatePart[Any], otherwise: str) -> Content:
     """Return the progress of a part that has no rows yet; empty if it has failed."""
     lines = () if state_part.status is ItemStatus.FAILED else state_part.progress or (otherwise,)
-    return Content("\n").join([muted(line) for line in lines])
+    return Content("\n").join([muted(line) for line in _together(lines)])
+
+
+def _together(lines: Sequence[str]) -> Sequence[str]:
+    """Return lines of progress, those of machines that do the same as one: ``a and b: reading the data``."""
+    by_work: dict[str, list[str]] = {}
+    for line in lines:
+        by_work.setdefault(getattr(line, "work", line), []).append(line)
+    return [_of_machines(work, same) if len(same) > 1 else same[0] for work, same in by_work.items()]
+
+
+def _of_machines(work: str, lines: Sequence[str]) -> str:
+    """Return the line of several machines that do the same, with the longest time that is left."""
+    *names, last = [getattr(line, "machine", line) for line in lines]
+    times = [left for line in lines if (left := getattr(line, "left", None)) is not None]
+    return f"{', '.join(names)} and {last}: {work}{left_text(max(times, default=None))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, left_text
 from training.records.bounded_fields import parse_object
 from training.records.plan import MemberPlan
 
@@ -76,19 +77,24 @@ def bring(
         SshError: the machine cannot receive them.
         BadInput: a file cannot be read, or the transfer was abandoned.
     """
-    announced_at = float("-inf")
+    announced_at, began = float("-inf"), float("nan")
 
     def report_progress(done: int, total: int) -> None:
-        nonlocal announced_at
+        nonlocal announced_at, began
         if is_abandoned():
             raise OSError(None, "it took too long to receive them")
         now = clock()
+        began = now if math.isnan(began) else began
         if total - done > _ANNOUNCED_BYTES and now - announced_at >= _PROGRESS_INTERVAL:
             announced_at = now
-            tell(f"{link.name}: receiving code, data and model, {bytes_text(done)} of {bytes_text(total)}")
+            left = (total - done) * (now - began) / done if done and now > began else None
+            work = f"receiving code, data and model, {bytes_text(done)} of {bytes_text(total)}"
+            tell(MeasuringProgress(link.name, work, left))
 
     link.put_agent()
     send_trees(link, inputs.trees.values(), report_progress)
+    if announced_at >= 0:
+        tell(MeasuringProgress(link.name, "has code, data and model"))
 
 
 class StartBarrier:
@@ -131,7 +137,7 @@ def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, 
 
     Args:
         barrier: holds it back, or ends it early.
-        tell: called with its progress every few seconds.
+        tell: called with its progress every few seconds, a :class:`MeasuringProgress`.
 
     Raises:
         MusterError: it cannot be run there; the message names the machine.
@@ -153,22 +159,42 @@ def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, 
             worker.signal(signal.SIGKILL)
 
 
+class MeasuringProgress(str):
+    """A line about one machine that is being measured: ``desk: measuring steps of 8 samples, about 0:12 left``."""
+
+    machine: str
+    work: str
+    """What it does."""
+    left: float | None
+    """Seconds that its work, and what follows as far as it is known, probably takes; ``None``: not known."""
+
+    def __new__(cls, machine: str, work: str, left: float | None = None) -> MeasuringProgress:
+        progress = super().__new__(cls, f"{machine}: {work}{left_text(left)}")
+        progress.machine, progress.work, progress.left = machine, work, left
+        return progress
+
+
 class _ProgressAnnouncer:
     """Announces the progress of a short run: each new phase, and how far it is every few seconds."""
 
     def __init__(self, placement: Placement, tell: Tell, clock: Callable[[], float]) -> None:
         self._name, self._tell, self._clock = placement.member.name, tell, clock
-        self._phase = ""
+        self._phase, self._began = "", 0.0
         self._announced_at = float("-inf")
 
     def __call__(self, report: dict[str, Any]) -> None:
         phase, now = one_line(str(report.get("phase", "")))[:80], self._clock()
+        if phase != self._phase:
+            self._began = now
         if now - self._announced_at < (_PHASE_INTERVAL if phase != self._phase else _PROGRESS_INTERVAL):
             return
         self._phase, self._announced_at = phase, now
         done, total = report.get("done"), report.get("total")
-        progress = f" {done} of {total}" if done and type(done) is type(total) is int else ""
-        self._tell(f"{self._name}: {phase}{progress}")
+        amount, left = "", report.get("left")
+        if type(done) is type(total) is int and 0 < done <= total:
+            amount, left = f" {done} of {total}", (total - done) * (now - self._began) / done
+        is_number = isinstance(left, float) and math.isfinite(left)
+        self._tell(MeasuringProgress(self._name, f"{phase}{amount}", left if is_number else None))
 
 
 def figures_of(

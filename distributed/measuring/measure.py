@@ -34,6 +34,7 @@ from distributed.measuring.link_figures import (
     probing,
 )
 from distributed.measuring.machine_figures import (
+    MeasuringProgress,
     Placement,
     SpeedFigures,
     StartBarrier,
@@ -314,7 +315,7 @@ def current_speeds(
 
     def run(placement: Placement) -> None:
         fresh[placement.member.name] = measure_member(placement, inputs_of[placement.link], barrier, tell)
-        tell(f"{placement.member.name}: measured")
+        tell(MeasuringProgress(placement.member.name, "measured"))
 
     def send(link: MachineLink) -> None:
         inputs_of[link] = blocks.of(link, inputs)

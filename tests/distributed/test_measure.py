@@ -133,7 +133,7 @@ def test_what_a_short_run_is_at_is_told_now_and_then() -> None:
     told: list[str] = []
     figures_of(placed(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append, clock.__next__)
     name = placed().member.name
-    assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps of 4 samples"]
+    assert told == [f"{name}: features", f"{name}: features 5 of 9, about 0:04 left", f"{name}: steps of 4 samples"]
 
 
 def test_earlier_figures_until_they_are_old(tmp_path: Path) -> None:
@@ -349,7 +349,10 @@ def test_a_long_transfer_says_every_few_seconds_how_much_has_come(
     clock, lines = itertools.count(step=2.0), list[str]()
     machine_figures.bring(cast(Any, ReceivingLink()), folder_inputs(tmp_path), lines.append, clock=clock.__next__)
     amounts = ("262 kB", "1.0 MB", "1.8 MB", "2.6 MB")
-    assert lines == [f"a: receiving code, data and model, {amount} of 4.2 MB" for amount in amounts]
+    for line, amount in zip(lines, amounts):
+        assert line.startswith(f"a: receiving code, data and model, {amount} of 4.2 MB")
+    assert [" left" in line for line in lines] == [False, True, True, True, False]
+    assert lines[4:] == ["a: has code, data and model"]
 
 
 def test_links_are_measured_where_nothing_is_brought_or_that_fails() -> None:

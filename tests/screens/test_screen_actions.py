@@ -13,6 +13,7 @@ from textual.screen import Screen
 from app.dashboard.dialogs.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.screens.plan import LaunchScreen
+from app.screens.step_screen import progress
 from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.data_actions import leave_out
@@ -22,6 +23,7 @@ from app.wizard.state.neighbours import NeighbourAnswers, ask_neighbours
 from app.wizard.state.observations import begun
 from app.wizard.state.records import Home, ItemStatus, PlanPreview
 from app.wizard.state.state import Action, ServiceTask, StatePart, Step, TaskKind
+from distributed.measuring.machine_figures import MeasuringProgress
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
@@ -110,6 +112,17 @@ def test_a_whole_network_is_asked_for_ssh_only_after_a_yes() -> None:
         assert steering.done[-1] == "end asking"
 
     run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_machines_that_are_measured_alike_share_a_line() -> None:
+    steps = "measuring steps of 4 samples"
+    lines = (
+        MeasuringProgress("a", steps, 3.0),
+        MeasuringProgress("b", steps, 11.2),
+        MeasuringProgress("c", "measured"),
+    )
+    shown = progress(StatePart(None, progress=lines), "")
+    assert shown.plain.splitlines() == [f"a and b: {steps}, about 0:12 left", "c: measured"]
 
 
 def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:

@@ -16,13 +16,22 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.files.resolve import profile_from_options
 from training.run.local_plan import plan_local_run
-from training.trial import short_run, short_run_start
-from training.trial.short_run import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, StepTime, StepTimer
+from training.trial import short_run, short_run_start, step_timer
+from training.trial.step_timer import (
+    LEAST_SECONDS,
+    LEAST_STEPS,
+    MORE_SECONDS,
+    MOST_SECONDS,
+    SHARE_OF_RUN,
+    WARM_UP,
+    StepTime,
+    StepTimer,
+)
 
 
-def taken(steps: Iterator[float], period: float = 0.0) -> tuple[StepTime, int]:
+def taken(steps: Iterator[float], period: float = 0.0, run_steps: int = 0) -> tuple[StepTime, int]:
     """Take steps as a short run does; return what they tell, and how many it took."""
-    timer = StepTimer(period)
+    timer = StepTimer(period, run_steps)
     for number in itertools.count(1):
         timer.add(next(steps))
         if timer.enough:
@@ -92,6 +101,24 @@ def test_it_ends_in_time_whatever_a_step_takes(step: float) -> None:
     assert count * step <= max(MORE_SECONDS, MOST_SECONDS) + 4 * step
 
 
+@pytest.mark.parametrize(("step", "run_steps"), [(2.75, 28), (7.0, 28), (0.5, 40), (0.01, 300), (0.3, 2000)])
+def test_a_short_run_is_measured_for_a_share_of_it(step: float, run_steps: int) -> None:
+    found, count = taken(itertools.cycle([step, 1.4 * step]), run_steps=run_steps)
+    seconds, longest = count * found.seconds, max(2 * LEAST_SECONDS, SHARE_OF_RUN * run_steps * found.seconds)
+    assert step <= found.seconds <= 1.4 * step
+    assert seconds <= max(longest, (WARM_UP + 1) * found.seconds) + 2 * step
+
+
+@pytest.mark.parametrize(("step", "run_steps"), [(2.75, 28), (0.3, 2000), (4.0, 0), (0.001, 0)])
+def test_the_time_that_steps_will_take_is_known_early(step: float, run_steps: int) -> None:
+    timer = StepTimer(run_steps=run_steps)
+    timer.add(step)
+    expected = timer.expected()
+    while not timer.enough:
+        timer.add(step)
+    assert timer.seconds == pytest.approx(expected, rel=0.4)
+
+
 def trainer(task: Any) -> Any:
     evaluator = SimpleNamespace(seconds_per_sample=lambda split: 0.25)
     return SimpleNamespace(model=nn.Linear(2, 2), task=task, evaluator=evaluator)
@@ -139,8 +166,8 @@ def test_what_evaluating_a_sample_takes_is_measured_where_none_was_prepared(monk
             self.evaluation, self.evaluation_sizes = {}, {"validation": 30, "test": 60}
             return count
 
-    monkeypatch.setattr(short_run, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(short_run, "WELL_KNOWN", math.inf)
+    monkeypatch.setattr(step_timer, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_timer, "WELL_KNOWN", math.inf)
     told: list[dict[str, Any]] = []
     options = {"batch_size": 4, "device": "cpu", "threads": torch.get_num_threads()}
     plan = plan_local_run(profile_from_options("p", options), 1)

@@ -3,7 +3,8 @@
 Alone and without any exchange, the trainer of a real run takes a few steps at two batch sizes. Nothing is evaluated and
 nothing is saved. Standard output: one JSON object a line, in this order unless something goes wrong::
 
-    {"kind": "progress", "phase": ..., "done": ..., "total": ...}        every now and then
+    {"kind": "progress", "phase": ..., "done": ..., "total": ..., "left": seconds}       every now and then; some
+                                              have no "left"
     {"kind": "facts", "system": ..., "device": ..., "cores": ..., "memory_total": ..., "memory_free": ..., ...}
     {"kind": "workload", "trainable": ..., "total": ..., "layers": ..., "samples": ..., "evaluated": {"test": ...}}
     {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "error": ..., "peak": ..., "others": ...}
@@ -22,12 +23,11 @@ import json
 import math
 import os
 import resource
-import statistics
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,13 +35,14 @@ import psutil
 import torch
 from torch import nn
 
-from profiles.errors import ExitCode, MusterError
+from profiles.errors import ExitCode, MusterError, counted
 from profiles.schema import Profile
 from training.exchange.base import SoloExchange
 from training.hardware.device import select_device, select_precision
 from training.hardware.resources import free_cores, granted_cores, quota, threads, total_memory
 from training.hardware.sensors import OtherLoad, RunProcesses, battery
 from training.loop.trainer import Trainer
+from training.numerics.schedule import run_steps
 from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan, read_plan
 from training.run.orders import Control
@@ -49,113 +50,8 @@ from training.strategies.registry import default_strategy
 from training.tasks.base import GroupPosition, Task
 from training.tasks.registry import task_from_profile
 from training.trial.block_times import block_times
+from training.trial.step_timer import MOST_SECONDS, StepTimer
 from training.workers.worker import take_over_stdout, worker_arguments
-
-WARM_UP, LEAST_STEPS = 2, 6
-"""Steps that do not count, and the least number of steps that do."""
-LEAST_SECONDS, MORE_SECONDS, MOST_SECONDS = 2.0, 10.0, 20.0
-"""Seconds of the counted steps: at least; at most, if their mean is not known well enough; of all steps of a slow
-machine, which takes fewer than :data:`LEAST_STEPS`, but at least one after its first."""
-WELL_KNOWN = 0.02
-"""Standard error of the mean over the mean."""
-_LEAST_BLOCKS = 6
-_BLOCK = 0.25
-_PERIODS = 5
-"""Periods of a quota in a block: a block ends with a step, up to one period early or late."""
-_STALL = 3.0
-"""Ratio to the median from which a single step was delayed by something outside the run. If there are several, the
-machine is like that."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """A step's time in seconds."""
-
-    seconds: float
-    """The mean."""
-    spread: float
-    """Standard deviation of single steps."""
-    error: float
-    """Standard error of the mean; 0: unknown."""
-
-
-class StepTimer:
-    """Collects the times of consecutive steps.
-
-    Args:
-        period: seconds over which a quota of processor time is counted; 0: there is none.
-    """
-
-    def __init__(self, period: float = 0.0) -> None:
-        self._period = period
-        self._block = max(_BLOCK, _PERIODS * period)
-        self._warm_up: list[float] = []
-        self._counted: list[float] = []
-        self._time = 0.0
-        self._begun = 0
-        self._begun_at = 0.0
-        self._blocks: list[float] = []
-        """Mean step of each block."""
-
-    def add(self, seconds: float) -> None:
-        """Take the time of one step."""
-        if len(self._warm_up) < WARM_UP:
-            self._warm_up.append(seconds)
-            return
-        self._counted.append(seconds)
-        self._time += seconds
-        if self._time - self._begun_at >= self._block:
-            self._blocks.append((self._time - self._begun_at) / (len(self._counted) - self._begun))
-            self._begun, self._begun_at = len(self._counted), self._time
-
-    @property
-    def enough(self) -> bool:
-        """Whether more steps would tell little, or take too long."""
-        if len(self._counted) >= LEAST_STEPS and self._time >= LEAST_SECONDS:
-            well_known = self._error() <= WELL_KNOWN * self._time / len(self._counted)
-            return well_known or self._time >= MORE_SECONDS
-        return len(self._warm_up) + len(self._counted) > 1 and self.seconds > MOST_SECONDS
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all steps so far."""
-        return sum(self._warm_up) + self._time
-
-    def _error(self) -> float:
-        """Return the standard error of the mean; infinite where there are too few blocks to tell."""
-        count = len(self._blocks)
-        return statistics.stdev(self._blocks) / math.sqrt(count) if count >= _LEAST_BLOCKS else math.inf
-
-    def step_time(self) -> StepTime | None:
-        """Return the time of a step; ``None`` if none was taken."""
-        counted = self._counted or self._warm_up[1:] or self._warm_up
-        if not counted:
-            return None
-        steps = _without_a_stall(_whole_periods(counted, self._period))
-        error = self._error()
-        return StepTime(statistics.fmean(steps), statistics.pstdev(steps), error if math.isfinite(error) else 0.0)
-
-
-def _whole_periods(steps: list[float], period: float) -> list[float]:
-    """Return the steps up to the one that ends nearest to the end of a period counted from the first step: a quota
-    lets a process run equally long in any stretch of whole periods."""
-    total = sum(steps)
-    if period <= 0 or total < 2 * _PERIODS * period:
-        return steps
-    best, off, end, length = len(steps), math.inf, total, len(steps)
-    while length and end > total - period:
-        if abs(end - period * round(end / period)) < off:
-            best, off = length, abs(end - period * round(end / period))
-        length -= 1
-        end -= steps[length]
-    return steps[:best]
-
-
-def _without_a_stall(steps: list[float]) -> list[float]:
-    usual = statistics.median(steps)
-    held_up = [seconds for seconds in steps if seconds > _STALL * usual]
-    return [seconds for seconds in steps if seconds <= _STALL * usual] if len(held_up) == 1 else steps
-
 
 MOST_STEPS = 100_000
 """Limit of the steps at one batch size; the timer ends them sooner."""
@@ -180,17 +76,34 @@ class _EnoughTime(Exception):
 
 
 class _Steps:
-    """Takes the events of a short run, and ends it when there are enough steps."""
+    """Takes the events of a short run, reports how long it probably goes on, and ends it when there are enough steps.
 
-    def __init__(self) -> None:
+    Args:
+        run_steps: steps of the run that is planned; 0: not known.
+        later: batch sizes that are measured afterwards.
+    """
+
+    def __init__(self, batch: int, tell: Tell, run_steps: int, later: Sequence[int]) -> None:
         limit = quota()
-        self.timer = StepTimer(limit.period if limit is not None and limit.cores < granted_cores() else 0.0)
+        period = limit.period if limit is not None and limit.cores < granted_cores() else 0.0
+        self.timer = StepTimer(period, run_steps)
+        self._batch, self._tell, self._later = batch, tell, later
+        self._told_at = -math.inf
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):
             self.timer.add(event.compute)
             if self.timer.enough:
                 raise _EnoughTime
+            if self.timer.seconds - self._told_at >= 1.0:
+                self._told_at = self.timer.seconds
+                left = max(0.0, self.timer.expected() - self.timer.seconds)
+                left += sum(self.timer.expected(batch / self._batch) for batch in self._later)
+                self._tell(_steps_phase(self._batch) | {"left": left})
+
+
+def _steps_phase(batch: int) -> dict[str, Any]:
+    return {"kind": "progress", "phase": f"measuring steps of {counted(batch, 'sample')}", "done": 0, "total": None}
 
 
 def batch_sizes(batch: int) -> tuple[int, int]:
@@ -213,10 +126,23 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections), "members": (member,)})
 
 
-def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[Trainer, float]:
-    """Take the steps at one batch size, report their cost, and return the trainer and the seconds of all steps."""
-    tell({"kind": "progress", "phase": f"trying steps of {batch} samples", "done": 0, "total": None})
-    steps, others = _Steps(), OtherLoad(RunProcesses(plan.run_id).seconds)
+def measure(
+    plan: RunPlan,
+    task: Task,
+    batch: int,
+    device: torch.device,
+    tell: Tell,
+    run_steps: int = 0,
+    later: Sequence[int] = (),
+) -> tuple[Trainer, float]:
+    """Take the steps at one batch size, report their cost, and return the trainer and the seconds of all steps.
+
+    Args:
+        run_steps: steps of the run that is planned; 0: not known.
+        later: batch sizes that are measured afterwards.
+    """
+    tell(_steps_phase(batch))
+    steps, others = _Steps(batch, tell, run_steps, later), OtherLoad(RunProcesses(plan.run_id).seconds)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory(prefix="muster-short-run-") as folder:
@@ -294,7 +220,14 @@ def blocks(model: nn.Module) -> int:
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
 
-Measure = Callable[[RunPlan, Task, int, torch.device, Tell], tuple[Trainer, float]]
+Measure = Callable[[RunPlan, Task, int, torch.device, Tell, int, Sequence[int]], tuple[Trainer, float]]
+
+
+def _steps_of_run(plan: RunPlan, samples: int) -> int:
+    """Return the steps of the run of all members of a plan over a data set."""
+    training = plan.profile.training
+    batch = training.gradient_accumulation * sum(member.batch_size for member in plan.members)
+    return run_steps(samples, batch, training.epochs, training.drop_last, training.max_steps).steps
 
 
 def carry_out(
@@ -320,7 +253,7 @@ def carry_out(
     torch.set_num_threads(threads(member.lead.threads, torch.get_num_threads()))
     device = select_device(member.lead.kind, member.lead.index)
     machine_facts = facts(device)
-    tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
+    tell({"kind": "progress", "phase": "reading the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     # Any number of broken samples is tolerated: in a small selection their share is a matter of luck.
     profile = plan.profile_of(0)
@@ -335,14 +268,15 @@ def carry_out(
     tell(machine_facts)
     if profile.run.layout == "pipeline":
         return _measure_blocks(task, profile, device, samples, tell)
+    steps = _steps_of_run(plan, samples)
     for number, batch in enumerate(sizes):
-        trainer, seconds = measured(plan, task, batch, device, tell)
+        trainer, seconds = measured(plan, task, batch, device, tell, steps, sizes[number + 1 :])
         if not number:
             figures = workload(trainer.model, samples, task)
             tell(figures)
         if batch == sizes[-1] or seconds > MOST_SECONDS:  # twice the samples would take too long for planning
             if figures["evaluated"]:
-                tell({"kind": "progress", "phase": "an evaluation", "done": 0, "total": None})
+                tell({"kind": "progress", "phase": "measuring an evaluation", "done": 0, "total": None})
                 tell(evaluation(trainer))
             break
         del trainer
@@ -350,7 +284,7 @@ def carry_out(
 
 def _measure_blocks(task: Task, profile: Profile, device: torch.device, samples: int, tell: Tell) -> None:
     """Measure the model block by block, and report its figures."""
-    tell({"kind": "progress", "phase": "blocks of the model", "done": 0, "total": None})
+    tell({"kind": "progress", "phase": "measuring the blocks of the model", "done": 0, "total": None})
     times = block_times(task, profile, device)
     counts = {"trainable": times.trainable, "total": times.total, "layers": len(times.seconds)}
     tell({"kind": "workload", **counts, **_samples(task, samples)})
