@@ -30,12 +30,12 @@ from app.trackers.kinds import TrackedRun
 from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, StoppedByUser
+from profiles.installation import NOTIFICATION_TARGET
 from training.records.event_log import newest_number
 from training.records.events import EvaluationEvent, Event, MemberEvent
 from training.records.run_files import write_atomically
 from training.records.runs import summarise
 
-TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
 _PATIENCE = 20.0
 """Timeout of a command or a web request in seconds."""
@@ -50,7 +50,7 @@ _BY_DESKTOP: dict[str, tuple[str, ...]] = {
 
 def is_requested() -> bool:
     """Whether notifications are requested on this computer."""
-    return bool(os.environ.get(TARGET))
+    return bool(os.environ.get(NOTIFICATION_TARGET))
 
 
 def choose(target: str) -> None:
@@ -60,7 +60,7 @@ def choose(target: str) -> None:
         BadInput: this computer cannot notify it.
     """
     _words(target, "", "")
-    os.environ[TARGET] = target
+    os.environ[NOTIFICATION_TARGET] = target
 
 
 def _words(target: str, title: str, text: str) -> list[str]:
@@ -127,7 +127,7 @@ def ending_text(status: str, details: str = "", early: bool = False) -> str:
 
 def send(profile: str, status: str, text: str, run_id: str = "") -> str:
     """Send a message about a run, and return why it did not get through, or an empty text."""
-    target, title, text = os.environ.get(TARGET, ""), f"Muster, {profile}", visible(text)
+    target, title, text = os.environ.get(NOTIFICATION_TARGET, ""), f"Muster, {profile}", visible(text)
     about = {"run": run_id, "profile": profile, "status": status}
     try:
         _deliver(target, title, text, about)
@@ -161,7 +161,7 @@ class Notifier:
         self._run = run
         self._ended = folder / "ended"
         self._result = ""
-        _words(os.environ.get(TARGET, ""), "", "")
+        _words(os.environ.get(NOTIFICATION_TARGET, ""), "", "")
 
     def log(self, event: Event, newest_step: int) -> None:
         if isinstance(event, EvaluationEvent):

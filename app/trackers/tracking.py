@@ -138,7 +138,7 @@ class Tracking:
 
     def follow(self) -> None:
         """Send all events until the run ends."""
-        with contextlib.suppress(FileNotFoundError):  # a run that could not begin leaves no folder behind
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
             self._send_events()
         self._keep()
         outcome = self._follower.outcome()

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from app.trackers import notify, tracking
-from app.trackers.notify import TARGET
 from app.trackers.tracking import Tracking
 from cli_typer import main
 from profiles.errors import BadInput, StoppedByUser
+from profiles.installation import NOTIFICATION_TARGET
 from tests.app.app_events import evaluation
 from tests.report.report_runs import write_run
 from tests.waiting import until
@@ -37,7 +37,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import os, sys\n"
         f"with open({str(heard)!r}, 'a') as file: print(os.environ['MUSTER_STATUS'], sys.argv[-1], file=file)\n"
     )
-    monkeypatch.setenv(TARGET, shlex.join([sys.executable, str(program)]))
+    monkeypatch.setenv(NOTIFICATION_TARGET, shlex.join([sys.executable, str(program)]))
     return heard
 
 
@@ -72,7 +72,7 @@ def test_what_a_failing_command_does_not_hear_is_no_end_of_the_run(
     program.write_text(
         f"import sys\nwith open({str(heard)!r}, 'a') as file: print(sys.argv[-1], file=file)\nsys.exit(3)"
     )
-    monkeypatch.setenv(TARGET, shlex.join([sys.executable, str(program)]))
+    monkeypatch.setenv(NOTIFICATION_TARGET, shlex.join([sys.executable, str(program)]))
     follow(write_run(tmp_path, [lost(1), evaluation(5, 0.2)]))
     first, last = heard.read_text().splitlines()  # each is tried once, and nobody hears of a failure
     assert "is lost" in first and "completed" in last
@@ -142,7 +142,7 @@ def test_a_run_that_was_gone_before_its_trackers_began_is_told(
 def test_a_web_address_that_hangs_once_gets_the_end(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TARGET, address)
+    monkeypatch.setenv(NOTIFICATION_TARGET, address)
     send, patience = urllib.request.urlopen, iter([0.2, 60.0])
     monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: send(request, timeout=next(patience)))
     _Listener.hangs = 1
@@ -179,7 +179,7 @@ def address() -> Iterator[str]:
 
 
 def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TARGET, address)
+    monkeypatch.setenv(NOTIFICATION_TARGET, address)
     follow(write_run(tmp_path, [evaluation(5, 0.2)]))
     (document,) = _Listener.heard
     assert document["status"] == "completed"
@@ -193,7 +193,7 @@ def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch
 )
 def test_what_cannot_hear_is_refused_before_a_run(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv(TARGET, raising=False)
+    monkeypatch.delenv(NOTIFICATION_TARGET, raising=False)
     with pytest.raises(BadInput, match="notify: "):
         notify.choose(target)
     assert not notify.is_requested()

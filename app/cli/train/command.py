@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from app.cli.arguments import (
     TrustNew,
 )
 from profiles.errors import BadInput, ExitCode
+from profiles.installation import NOTIFICATION_TARGET
 from profiles.options import OptionSpec, options
 
 if TYPE_CHECKING:
@@ -202,8 +204,20 @@ def distributed_train(
         profile, overrides, resume, trial or dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
         plan_file, allow_missing, offline_wheels, trust_new, plan_only, out, details,
     )  # fmt: skip
-    request.check_names()
+    _check(request)
     return _started(request)
+
+
+def _check(request: TrainRequest) -> None:
+    try:
+        request.check_names()
+    except BadInput:
+        if os.environ.get(NOTIFICATION_TARGET):
+            from app.trackers.notify import failed_start_notified  # with the events of runs
+
+            with failed_start_notified(request.title):
+                raise
+        raise
 
 
 def _started(request: TrainRequest) -> ExitCode:
