@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from fake_run import SMALL, FakeRun, step, training
 
+from app.cli.main import main
 from app.cli.train.request import TrainRequest
 from app.cli.train.start import distributed_train, plan_of
 from app.cli.train.trial_run import lines, measure, rehearse
@@ -115,9 +117,11 @@ def test_a_failed_run_is_json_too(capsys: Capture) -> None:
     assert (document["error"]["message"], document["exit_code"]) == ("broken", 1)
 
 
-def test_unusable_input_leaves_no_run_folder() -> None:
+def test_a_start_that_fails_is_listed_with_its_cause(capsys: Capture) -> None:
     assert train(FakeRun([], "failed", ExitCode.BAD_INPUT, "data/train.csv is empty")) == 2
-    assert list(Path("output").iterdir()) == []
+    capsys.readouterr()
+    main(["runs", "list"])
+    assert re.search(rf"{only_run().name[:20]} .* failed .* data/train.csv is empty", capsys.readouterr().out)
 
 
 def test_a_model_that_this_computer_cannot_get_is_not_trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +132,14 @@ def test_a_model_that_this_computer_cannot_get_is_not_trained_here(monkeypatch: 
         )
 
 
-def test_a_run_that_cannot_start_leaves_no_run_folder() -> None:
+def test_what_to_do_after_a_failed_start_is_shown(capsys: Capture) -> None:
     def taken(run: FakeRun) -> None:
-        raise BadInput("port 80 is in use")
+        raise BadInput("port 80 is in use", "free it")
 
     with pytest.raises(BadInput):
         train(FakeRun(on_start=taken))
-    assert list(Path("output").iterdir()) == []
+    main(["runs", "show", only_run().name[:20]])
+    assert "error     port 80 is in use\nto do     free it\n" in capsys.readouterr().out
 
 
 def test_a_run_that_breaks_in_this_process_keeps_its_folder_and_the_reason() -> None:

@@ -118,15 +118,8 @@ def test_a_start_that_is_killed_keeps_what_the_run_was_for_the_next_one(tmp_path
     assert RunFolder.open(path).metadata == before
 
 
-def test_bad_input_removes_the_folder_of_a_new_run(tmp_path: Path) -> None:
+def test_bad_input_is_written_into_the_folder_of_a_new_run(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    attempt(folder, [ErrorEvent(message="no data", exit_code=2)], 2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_input_keeps_the_folder_of_a_run_in_the_background(tmp_path: Path) -> None:
-    new_folder(tmp_path).close()
-    folder = RunFolder.take_over(next(tmp_path.iterdir()))
     attempt(folder, [ErrorEvent(message="no model", exit_code=2)], 2)
     metadata = RunFolder.open(folder.path).metadata
     assert (metadata.status, metadata.error_message) == ("failed", "no model")

@@ -232,12 +232,12 @@ def test_a_stop_comes_after_the_same_step_and_loses_nothing(tmp_path: Path) -> N
     assert run.outcome.message == f"the snapshot of step {run.step()} is kept, 0 steps lost"
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_its_first_step_says_so_in_its_folder(tmp_path: Path) -> None:
     run = Run(tmp_path, model_path="nowhere.nothing:build")
     run.end()
     assert run.outcome.exit_code == ExitCode.BAD_INPUT
     assert "nowhere" in run.outcome.message
-    assert not run.outcome.run_dir.exists()
+    assert RunFolder.open(run.outcome.run_dir).metadata.error_message == run.outcome.message
 
 
 def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:

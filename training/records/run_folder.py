@@ -86,8 +86,6 @@ class RunFolder:
     def __init__(self, path: Path, metadata: RunMetadata) -> None:
         self.path = path
         self._metadata = metadata
-        self.taken_over = False
-        """Whether another process started the run, in the background."""
         self._folder_lock = FolderLock(path)
         self._log: EventLog | None = None
         self._guard = threading.RLock()
@@ -182,7 +180,6 @@ class RunFolder:
         """
         folder = cls.open(path)
         folder._hold(lock)
-        folder.taken_over = True
         return folder
 
     @property

@@ -25,7 +25,7 @@ from training.records.events import (
 )
 from training.records.plan import FINAL, FinalStatus
 from training.records.run_files import explain
-from training.records.run_folder import RunFolder, remove_unused
+from training.records.run_folder import RunFolder
 from training.script.script_start import is_peer_loss
 
 _ROOM = 1_000_000
@@ -133,9 +133,8 @@ def write_end(
 ) -> dict[str, Any]:
     """Write how an attempt ended into the folder of its run, which the caller holds; return the run's figures.
 
-    If the attempt never began to train, the metadata of a resumed run are restored; the folder of a new run whose input
-    cannot be used is closed and removed, unless another process started it: whoever looks for the run finds the cause
-    there.
+    If the attempt never began to train, the metadata of a resumed run are restored. The folder of a new one stays:
+    whoever looks for the run finds the cause there.
 
     Args:
         record: records the event of the run's end.
@@ -146,10 +145,6 @@ def write_end(
     """
     begun = folder.metadata.status != "starting"
     is_new = folder.metadata.earlier is None
-    if code == ExitCode.BAD_INPUT and is_new and not begun and not folder.taken_over:
-        folder.close()
-        remove_unused(folder.path)
-        return {}
     record(RunEvent(status=status, message=message))
     if begun or is_new:
         folder.finish(status, metrics() if metrics is not None else figures_of(folder), message)
@@ -201,7 +196,7 @@ class NewestAttempt:
             self.error = event
 
     def outcome(self, path: Path) -> RunOutcome:
-        """Return how the run of this folder ended; the folder is gone if its input could not be used."""
+        """Return how the run of this folder ended, also if somebody has removed it."""
         try:
             metadata = RunFolder.open(path).metadata
         except MusterError:

@@ -261,7 +261,7 @@ def run_from_stdin(log: str = "supervisor.log") -> Path | None:
     path = Path(os.fsdecode(words))
     try:
         log_file = os.open(path / "logs" / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except FileNotFoundError:  # a run that could not begin leaves no folder behind
+    except FileNotFoundError:  # somebody has removed it
         log_file = os.open(os.devnull, os.O_WRONLY)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log_file, 1), (log_file, 2)):

@@ -49,9 +49,6 @@ def run_to_end(
 ) -> EndedRun:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
 
-    A run of this process that ends before anything had begun, because its input cannot be used, leaves no folder
-    behind.
-
     Raises:
         MusterError: the run could not be started.
     """
