@@ -14,7 +14,7 @@ from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.dashboard.tabs.ribbons import strips
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
-from app.run_view.tables.evaluations import evaluation_lines
+from app.run_view.tables.evaluations import evaluation_lines, learnt_by_heart
 from training.records.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
 from training.records.plan import LaunchedScript
 from training.records.run_folder import RunFolder
@@ -55,6 +55,17 @@ def test_the_bar_gives_way_before_words_do() -> None:
 def test_more_wrong_words_than_were_said_are_over_100_per_cent() -> None:
     assert line(90, evaluated(0, 1.801)).endswith("WER on validation: over 100 % before")
     assert line(90, evaluated(0, 1.801), evaluated(900, 0.071)).endswith("WER on validation: over 100 % -> 7.1 %")
+
+
+@pytest.mark.parametrize(("losses", "by_heart"), [((2.0, 0.5, 0.62), True), ((2.0, 0.5, 0.45), False)])
+def test_a_run_says_that_it_learns_by_heart_where_only_the_held_out_loss_rises(
+    losses: tuple[float, ...], by_heart: bool
+) -> None:
+    events = [evaluated(20 * n, 0.3).model_copy(update={"loss": loss}) for n, loss in enumerate(losses)]
+    state = reduce_events([*started(), *steps(1, 60), *events])
+    words = "validation: the loss rises (0.5000 -> 0.6200) while that of training falls: it learns by heart"
+    assert any(line.startswith(words) for line in evaluation_lines(state)) is by_heart
+    assert any("learns by heart" in line for line in learnt_by_heart(state)) is by_heart
 
 
 @pytest.mark.parametrize(

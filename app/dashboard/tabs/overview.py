@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from app.console import visible
 from app.dashboard.braille import Curve
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import (
@@ -32,7 +33,13 @@ from app.run_view.metrics import four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
-from app.run_view.tables.evaluations import evaluated_series, evaluation_lines, evaluation_text, old_step
+from app.run_view.tables.evaluations import (
+    evaluated_series,
+    evaluation_lines,
+    evaluation_text,
+    learnt_by_heart,
+    old_step,
+)
 from app.run_view.tables.exchanges import exchanges
 from app.run_view.timeline import TimelineEntry, entry_text
 from app.shell.folding import folded, wrapped
@@ -278,7 +285,8 @@ def _result(picture: Picture, max_lines: int, width: int) -> Content:
         return Content("\n").join([line for message in messages for line in wrapped(message, max(20, width))])
     if ended is None or ended.outcome.status != "completed":
         return Content("")
-    figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
+    lines = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
+    figures = [piece for line in lines for piece in wrapped(line, max(20, width))]
     model = _path_lines("model", relative_path(ended.model), width) if ended.model else []
     if (comparison := picture.plan_vs_actual) is not None and str(comparison) not in headline(picture).details:
         figures[:0] = wrapped(literal(str(comparison)), max(20, width))
@@ -298,6 +306,7 @@ def _path_lines(title: str, path: str, width: int) -> list[Content]:
 
 
 def _latest(picture: Picture, entries: int, width: int) -> Content:
-    newest = [entry_line(entry, picture) for entry in picture.state.entries[-entries:]]
+    by_heart = [StatusMark.WARNING.show(visible(line)) for line in learnt_by_heart(picture.state)]
+    newest = by_heart + [entry_line(entry, picture) for entry in picture.state.entries[-entries + len(by_heart) :]]
     happened = [line for entry in newest for line in wrapped(entry, max(20, width))]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from app.console import visible
 from app.run_view.metrics import SplitResults, metric_label, metric_text, metrics_of, unfinished_text
-from app.run_view.run_series import evaluation_series
+from app.run_view.run_series import evaluation_series, of_run
 from app.run_view.run_state import RunState
 
 _CLEARLY = 1.05
@@ -61,7 +61,7 @@ def evaluation_lines(state: RunState) -> list[str]:
             cut[visible(row.split)] = row.results.last.figures[row.metric]
     widths = [max((len(cells[column]) for cells in rows), default=0) for column in (0, 1)]
     lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {change}" for label, split, change in rows]
-    return [*lines, *([unfinished_text(cut)] if cut else ()), *_worsened(state)]
+    return [*lines, *([unfinished_text(cut)] if cut else ()), *_worsened(state), *learnt_by_heart(state)]
 
 
 def _worsened(state: RunState) -> Iterator[str]:
@@ -73,6 +73,21 @@ def _worsened(state: RunState) -> Iterator[str]:
             continue
         if all(after[name] > _CLEARLY * before[name] for name in judged):
             yield f"{visible(split)}: worse than before training; a lower learning_rate or fewer epochs may help"
+
+
+def learnt_by_heart(state: RunState) -> Iterator[str]:
+    """Yield a sentence for a held-out split whose loss rises while that of training goes on falling."""
+    trained = of_run(state.curves, "loss").points()
+    for split in [name for name in ("validation", "test") if name in state.evaluations][:1]:
+        points = [point for point in of_run(state.curves, evaluation_series(split, "loss")).points() if point.step > 0]
+        best = min(points, key=lambda point: point.mean, default=None)
+        if best is None or points[-1].mean <= _CLEARLY * best.mean:
+            continue
+        then = [point.mean for point in trained if point.step <= best.step]
+        if then and trained[-1].mean < then[-1] / _CLEARLY:
+            risen = " -> ".join(metric_text("loss", point.mean) for point in (best, points[-1]))
+            words = f"{split}: the loss rises ({risen}) while that of training falls"
+            yield f"{words}: it learns by heart; try fewer epochs"
 
 
 def old_step(state: RunState, series: str) -> int | None:
