@@ -21,6 +21,7 @@ from app.screens.step_screen import (
     shown_state,
     shown_status,
 )
+from app.shell.dialogs import QuestionDialog
 from app.shell.keys import Key
 from app.shell.link_map import drawn, legend
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, join, literal, muted
@@ -80,14 +81,27 @@ class ChecksScreen(StepScreen):
 
     def _machine(self, check: Check, skipped: bool) -> list[TableRow]:
         app = self.steered
-        good = sum(finding.level == "ok" for finding in check.findings)
-        passed = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
-        state = shown_status(app, ItemStatus.SKIPPED) if skipped else shown_state(app, check)
-        if not skipped and check.fixable and (error := self._install_error(self.state, check)):
-            state, passed = StatusMark.PROBLEM.show("install failed"), literal(error, "$text-error")
-        head = TableRow(check.key, (literal(check.name, "bold"), state, passed, Content("")))
+        state, seen, folded = shown_state(app, check), Content(""), self._folded(check)
+        if skipped:
+            state = shown_status(app, ItemStatus.SKIPPED)
+        elif check.fixable and (error := self._install_error(self.state, check)):
+            state, seen = StatusMark.PROBLEM.show("install failed"), literal(error, "$text-error")
+        elif folded is not None:
+            seen = literal(folded.seen)
+            state = StatusMark.PROBLEM.show("not installed") if check.status is ItemStatus.FAILED else state
+        head = TableRow(check.key, (literal(check.name, "bold"), state, seen, Content("")))
         shown_findings = [finding for finding in check.findings if self._shows_passed or finding.level != "ok"]
-        return [head, *([] if skipped else [_finding(check, finding) for finding in shown_findings])]
+        with_rows = not skipped and folded is None
+        return [head, *(_finding(check, finding) for finding in shown_findings if with_rows)]
+
+    def _folded(self, check: Check) -> Finding | None:
+        """Return the finding that the machine's own row shows: its packages are missing, and nothing else is wrong."""
+        faults = [finding for finding in check.findings if finding.level != "ok"]
+        is_folded = len(faults) == 1 and faults[0].safe and faults[0].check == "ready" and not self._shows_passed
+        return faults[0] if is_folded else None
+
+    def _key_of(self, check: Check, finding: Finding) -> str:
+        return check.key if finding is self._folded(check) else f"{check.key}{_BETWEEN}{finding.check}"
 
     def draw(self) -> None:
         """Draw, and move the cursor to the first problem once all checks are done; after a repair, of its machine."""
@@ -110,7 +124,7 @@ class ChecksScreen(StepScreen):
         of_repaired = [pair for pair in faults if pair[0].key == self._repaired == self.table.cursor]
         if of_repaired or (faults and self.table.cursor in ("", state.checks[0].key)):  # unless the person was quicker
             check, finding = (of_repaired or faults)[0]
-            self.table.select(f"{check.key}{_BETWEEN}{finding.check}")
+            self.table.select(self._key_of(check, finding))
         self._repaired = ""
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
@@ -120,7 +134,7 @@ class ChecksScreen(StepScreen):
         if finding is not None:
             error = self._install_error(state, check) if check is not None else ""
             failed = [literal(f"installing was tried and failed: {error}", "$text-error")] if error else []
-            is_cut = finding.needed and not self.shows_whole("needed", finding.needed)
+            is_cut = finding.needed and _BETWEEN in key and not self.shows_whole("needed", finding.needed)
             needed = [muted(f"needed: {finding.needed}")] if is_cut else []
             assessed = of_finding(finding)
             found = replace(assessed, cause="") if self.shows_whole("seen", finding.seen) else assessed
@@ -154,9 +168,9 @@ class ChecksScreen(StepScreen):
         return content
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
-        machine, _, name = key.partition(_BETWEEN)
-        findings = [finding for check in state.checks if check.key == machine for finding in check.findings]
-        return next((finding for finding in findings if name and finding.check == name), None)
+        check = next((check for check in state.checks if check.key == key.partition(_BETWEEN)[0]), None)
+        findings = check.findings if check is not None else ()
+        return next((finding for finding in findings if check and self._key_of(check, finding) == key), None)
 
     def summary(self, state: WizardState) -> str:
         ready = sum(check.status in GOOD for check in state.checks)
@@ -172,7 +186,20 @@ class ChecksScreen(StepScreen):
         return self.table.cursor.partition(_BETWEEN)[0]
 
     def action_fix(self) -> None:
+        """Install on the selected machine, and offer to do so on the others that lack packages, too."""
+        lacking = [check for check in self.state.checks if check.fixable and check.status is not ItemStatus.SKIPPED]
+        others = [one for one in lacking if one.key not in (self._machine_at_cursor, *self.state.under_repair)]
+        is_lacking = any(one.key == self._machine_at_cursor for one in lacking)
         self.do(actions.fix(self._machine_at_cursor))
+        if not is_lacking or not others:
+            return
+
+        def answered(agreed: bool | None) -> None:
+            if agreed:
+                self.do(actions.fix_all())
+
+        names = " and ".join(one.name for one in others) if len(others) < 3 else f"{len(others)} other machines"
+        self.app.push_screen(QuestionDialog(f"Install on {names}, too?", "Install on all", "Only here"), answered)
 
     def action_fix_all(self) -> None:
         self.do(actions.fix_all())

@@ -231,6 +231,8 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
     if facts.missing:
         if link.machine.is_local and _is_plain(link):
             return SshError(name, "PyTorch and the other packages that train are not installed here yet", PROVISION)
+        if "torch" in facts.missing and _is_plain(link):
+            return SshError(name, "nothing is installed there yet", PROVISION)
         packages = " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {packages} (or name another 'python' in the hosts file)"
         hint = PROVISION if _is_plain(link) else hint

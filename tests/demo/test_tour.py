@@ -70,7 +70,7 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.press("a")
         terminal.until("2 of 2 accept the login")
         terminal.press("Enter")
-        terminal.until("Are they ready to train?", "2 of 3 ready", "has no torch")
+        terminal.until("Are they ready to train?", "2 of 3 ready", "nothing is installed there yet")
         terminal.press("F")
         terminal.until("3 of 3 ready")
         terminal.press("Enter")

@@ -14,10 +14,12 @@ from app.wizard.state.dependencies import apply, inputs
 from app.wizard.state.observations import begun, failed, log_line
 from app.wizard.state.records import ItemStatus, MachineRow
 from app.wizard.state.state import Action, Step, TaskKind
+from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.preparation.wheels import InstallProgress
-from tests.screens.pilot import fixed_clock, run, text
+from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import DESK, EXAMINED, MACHINES, STUDIO, Still, at
+from tests.wizard.fake_services import FINE
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +80,8 @@ def test_after_a_failed_installation_the_cursor_stays_and_its_row_says_why() -> 
     async def drive(pilot: Pilot[Any]) -> None:
         assert cursor(pilot) == f"{DESK.key}|torch"
         await pilot.press("f")
+        await until_text(pilot, "Install on studio, too?")
+        await pilot.press("escape")
         (task,) = steering.state.orders
         for news in (
             begun(task),
@@ -94,6 +98,27 @@ def test_after_a_failed_installation_the_cursor_stays_and_its_row_says_why() -> 
         assert cursor(pilot) == f"{DESK.key}|torch"
         words = " ".join(text(pilot.app).split())
         assert "✗ install failed no six==1.17" in words and "tried and failed: no six==1.17" in words
+        await pilot.press("f", "enter")
+        await pilot.pause()
+        assert steering.state.under_repair == {DESK.key, STUDIO.key}
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_a_machine_with_nothing_installed_is_one_row_without_counts() -> None:
+    state = at(Step.CHECKS).state
+    missing = Finding("ready", "problem", "nothing is installed there yet", "ready to train", "x", True, "about 1.6 GB")
+    findings = {DESK.key: (FINE[0],), STUDIO.key: (FINE[0], missing)}
+    steering = Moving(state.putting(TaskKind.CHECKS, value=findings, inputs=inputs(state, TaskKind.CHECKS)))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        rows = [" ".join(line.split()) for line in text(pilot.app).splitlines()]
+        assert "desk ✓ ready" in rows
+        assert "▌ studio ✗ not installed nothing is installed there yet" in rows
+        assert cursor(pilot) == STUDIO.key
+        assert any(row.startswith("fix: f installs what is missing on this machine") for row in rows)
+        await pilot.press("o")
+        assert "torch ✓ ok 2.8.0" in " ".join(text(pilot.app).split())
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 

@@ -76,8 +76,7 @@ def access_lines(rows: Iterable[Access]) -> Iterator[str]:
 
 def check_lines(rows: Iterable[Check]) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
-        fine = sum(finding.level == "ok" for finding in row.findings)
-        yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} checks passed"
+        yield f"{number:>3}  {row.name}: {row.label}"
         for finding in row.findings:
             if finding.level != "ok":
                 needed = f"; needed: {finding.needed}" if finding.needed else ""
