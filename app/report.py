@@ -25,7 +25,6 @@ from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
 from training.records.plan import SCRIPT, RunMetadata, RunPlan
 from training.records.runs import RunSummary, finished_model, lost_members
-from training.run.outcome import NOT_THIS_RUN
 
 
 def title_of(plan: RunPlan) -> str:
@@ -179,6 +178,6 @@ def leftovers_text(processes: Sequence[str]) -> str:
 def failure_hint(ended: EndedRun) -> str:
     """Return what to do after a failure."""
     hints = [ended.outcome.hint] if ended.outcome.hint else []
-    if (command := ended.resume_command) and NOT_THIS_RUN not in ended.outcome.hint:
+    if command := ended.resume_command:
         hints.append(f"resume from step {ended.state.resume_step} with: {command}")
     return "; ".join(hints) or f"see {ended.path / 'logs'}"

@@ -281,7 +281,7 @@ class Supervisor:
             self._route(link, device),
             self._timeouts,
             ready=self._prepared[link.name],
-            delivers=lambda: self._delivers(assignment.rank),
+            await_model_choice=lambda: self._await_model_choice(assignment.rank),
             keep=self._keep_files,
             adopted=adopted,
             is_cut_off=self._is_cut_off if self._plan.elects else lambda: False,
@@ -310,7 +310,7 @@ class Supervisor:
         )
         return self._cut_off.judge(away, len(counting), bool(is_coordinator_away))
 
-    def _delivers(self, rank: int) -> bool:
+    def _await_model_choice(self, rank: int) -> bool:
         """Wait for the attached members of lower rank; return whether none of them has delivered a model.
 
         The lowest rank saves the model. Another member that claims to have one saw the lower ranks lost, or is wrong.
@@ -390,8 +390,8 @@ class Supervisor:
     def _report_missing_members(self) -> None:
         """Log a warning for each missing member when the start takes long."""
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
-            for message in self._start_watch.missing():
-                self._note(WarningEvent(message=message))
+            for warning in self._start_watch.missing():
+                self._note(warning)
 
 
 def _done() -> Future[None]:

@@ -4,6 +4,7 @@
 
     MusterError                 one line: what, where, what to do; carries its exit code
     ├── BadInput          (2)   wrong use or unusable input, nothing was started
+    │   └── NothingToResume     no snapshot of a run can be resumed from
     ├── MachinesNotReady  (3)   a machine cannot take part
     ├── RunFailed         (1)   the run had begun and broke
     │   └── OthersLost          the others, or the way to them, and nothing here
@@ -77,6 +78,13 @@ class BadInput(MusterError):
     """Wrong use or unusable input."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class NothingToResume(BadInput):
+    """A run cannot go on from any of its snapshots, even if its events tell of some."""
+
+    def __init__(self, problem: str, hint: str = "start a new run instead") -> None:
+        super().__init__(problem, hint)
 
 
 class MachinesNotReady(MusterError):

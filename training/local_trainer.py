@@ -28,7 +28,7 @@ from training.records.run_folder import RunFolder, has_snapshots
 from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.narration import RunNarrator
-from training.run.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
+from training.run.outcome import RunOutcome, noted_failure
 from training.run.run_controller import RunController
 from training.run.stopping import stopped_by
 
@@ -257,7 +257,7 @@ class LocalTrainer(ObjectTrainer):
 def failure_of(outcome: RunOutcome) -> MusterError:
     """Return the error that :meth:`ObjectTrainer.fit` raises, with a hint to resume if there is a snapshot."""
     hints = [outcome.hint] if outcome.hint else []
-    if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:
+    if outcome.resumable and has_snapshots(outcome.run_dir):
         hints.append(f'resume with: fit(resume="{outcome.run_dir}")')
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 

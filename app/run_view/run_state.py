@@ -48,7 +48,7 @@ from training.records.events import (
 from training.records.plan import FINAL
 from training.records.run_folder import RunFolder
 from training.records.runs import summarise
-from training.run.outcome import NOT_THIS_RUN, newest_complete_step, progress_text
+from training.run.outcome import newest_complete_step, progress_text
 
 INTERRUPTED = "interrupted"
 """Status of a run whose end was never recorded."""
@@ -111,13 +111,13 @@ class RunState:
 
     def holds(self, entry: TimelineEntry) -> bool:
         """Whether an entry is still true: waiting for a machine ends when it joins, or when this start is over."""
-        if entry.kind != "warning" or not entry.text.startswith("waiting for "):
+        if not entry.awaited:
             return True
         if self.status != "starting" or entry.time < (self.started or 0.0):
             return False
         begun = [member for rank, member in self.members.items() if rank not in self.unstarted]
-        arrived = [member.label for member in begun if member.step or member.status in ("joined", "ready")]
-        return not entry.text.startswith(tuple(f"waiting for {name}:" for name in arrived))
+        arrived = {member.label for member in begun if member.step or member.status in ("joined", "ready")}
+        return entry.awaited not in arrived
 
     @property
     def entries(self) -> list[TimelineEntry]:
@@ -255,7 +255,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_event_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
             return changed(state, phase=phase_text(event.phase, event.done, event.total))
-        case ErrorEvent() if NOT_THIS_RUN in event.hint:
+        case ErrorEvent(resumable=False):
             return _with_member(_without_snapshots(state), event)
         case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
             return _with_member(state, event)

@@ -56,6 +56,8 @@ class TimelineEntry(NamedTuple):
     """Of the member, where the event has one."""
     why: str = ""
     """Reason that was reported for that status; it is part of the text or the hint too."""
+    awaited: str = ""
+    """The machine that the start waits for: the entry holds until that joins."""
 
     @property
     def is_arrival(self) -> bool:
@@ -133,7 +135,8 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
         case WarningEvent() if event.unreached and member is not None and event.unreached == member.unreached:
             return None  # it tries again and again
         case WarningEvent():
-            return entry("warning", event.message, step=-1 if event.step is None else event.step)
+            step = -1 if event.step is None else event.step
+            return entry("warning", event.message, step=step, awaited=event.awaited)
         case ElectionEvent():
             return entry("warning", event.message)
         case ErrorEvent():

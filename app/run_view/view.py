@@ -138,6 +138,10 @@ class EndedRun(RunView):
             outcome=outcome,
         )
 
+    @property
+    def resume_command(self) -> str:
+        return super().resume_command if self.outcome.resumable else ""
+
 
 def read_view(path: Path) -> RunView:
     """Read a run folder.

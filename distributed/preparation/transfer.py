@@ -232,7 +232,7 @@ def fetch_model(
     rank: str,
     run_dir: Path,
     timeout: float,
-    delivers: Callable[[], bool],
+    await_choice: Callable[[], bool],
     name: str = "model",
 ) -> None:
     """Fetch the model that a worker saved and its predictions, if it has them; retry until ``timeout``.
@@ -240,7 +240,7 @@ def fetch_model(
     Args:
         name: another folder to fetch instead of the model.
         timeout: seconds in which failed attempts are repeated.
-        delivers: called if the worker has a model; blocks until it is known whether it becomes the run's.
+        await_choice: called if the worker has a model; waits until it is known whether that becomes the run's.
 
     Raises:
         SshError: it could not be fetched.
@@ -249,7 +249,7 @@ def fetch_model(
 
     def is_wanted() -> bool:
         nonlocal end
-        answer = delivers()
+        answer = await_choice()
         end = time.monotonic() + timeout  # it may have waited long for another worker's model
         return answer
 

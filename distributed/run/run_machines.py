@@ -17,7 +17,15 @@ from distributed.preparation.preflight import NotReady, Ready, check
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput, MusterError
 from training.exchange.links.dialling import interface_at
-from training.records.events import WAITS_FOR_ENGINE, Event, MemberEvent, ProgressEvent, RunEvent, TimingEvent
+from training.records.events import (
+    WAITS_FOR_ENGINE,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    TimingEvent,
+    WarningEvent,
+)
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.outcome import newest_complete_step, newest_snapshots
 
@@ -259,20 +267,25 @@ class StartWatch:
                 case TimingEvent(member=int(rank), part=part) if part == WAITS_FOR_ENGINE:
                     self._dialling.add(rank)
 
-    def missing(self) -> list[str]:
-        """Return a line for every member that the others wait for."""
+    def missing(self) -> list[WarningEvent]:
+        """Return a warning for every member that the others wait for."""
         with self._lock:
             awaited = (rank for rank in range(len(self._names)) if rank not in self._absent)
-            return [self._line(rank) for rank in awaited if self._status.get(rank) != "joined"]
+            return [self._warning(rank) for rank in awaited if self._status.get(rank) != "joined"]
 
-    def _line(self, rank: int) -> str:
-        name, work = self._names[rank], self._work.get(rank)
+    def _warning(self, rank: int) -> WarningEvent:
+        name = self._names[rank]
+        return WarningEvent(message=f"waiting for {name}: {self._obstacle(rank)}", awaited=name)
+
+    def _obstacle(self, rank: int) -> str:
+        """Return what keeps a member from joining."""
+        work = self._work.get(rank)
         if rank not in self._status:
-            return f"waiting for {name}: its worker has not started yet"
+            return "its worker has not started yet"
         if work is not None and (work.total is None or work.done < work.total):
             total = f" of {work.total}" if work.total else ""
             amount = "" if work.phase.startswith("waiting ") else f": {work.done}{total}"
-            return f"waiting for {name}: it is preparing ({work.phase}{amount})"
+            return f"it is preparing ({work.phase}{amount})"
         if rank not in self._dialling:
-            return f"waiting for {name}: its worker is still starting"
-        return f"waiting for {name}: its worker runs and has not reached the coordinator; does a firewall block it?"
+            return "its worker is still starting"
+        return "its worker runs and has not reached the coordinator; does a firewall block it?"

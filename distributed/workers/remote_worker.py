@@ -61,8 +61,8 @@ class RemoteWorker:
     timeouts: AgentTimeouts = AgentTimeouts()
     ready: Future[None] | None = None
     """Completed when the machine is prepared; the worker starts then, and fails with its failure."""
-    delivers: Callable[[], bool] = lambda: True
-    """Blocks until it is known whether this worker's model becomes the run's."""
+    await_model_choice: Callable[[], bool] = lambda: True
+    """Waits until it is known whether this worker's model becomes the run's, and returns it."""
     keep: Future[bool] | None = None
     """Resolves to whether the run still needs the worker's files on the machine after its end."""
     log_budget: int = LOG_BUDGET
@@ -171,7 +171,7 @@ class RemoteWorker:
             yield from self._follow()
             if self._over and self.assignment.brings:
                 timeout, name = self.timeouts.give_up, self.assignment.brings
-                fetch_model(self.link, *self._folder, self.run_dir, timeout, self.delivers, name)
+                fetch_model(self.link, *self._folder, self.run_dir, timeout, self.await_model_choice, name)
         except (MusterError, OSError) as error:
             if self._code is None:  # it is given up, and may run on
                 self.end_reason = str(error)

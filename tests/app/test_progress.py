@@ -265,7 +265,7 @@ def test_a_resumed_run_names_the_stage_of_its_start_and_goes_on_from_its_snapsho
         status: [MemberEvent(member=m, status=status, name=name, time=85.0) for m, name in enumerate(names)]
         for status in ("started", "joined", "ready", "left")
     }
-    waiting = [WarningEvent(message=f"waiting for {name}: its worker has not started yet", time=80.0) for name in names]
+    waiting = [WarningEvent(message=f"waiting for {name}: ...", awaited=name, time=80.0) for name in names]
     events: list[Event] = [
         RunEvent(status="starting", time=1.0),
         *present["started"],

@@ -88,7 +88,7 @@ def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
 
 
 def test_nobody_waits_for_a_machine_that_has_come() -> None:
-    waiting = [WarningEvent(time=0, message=f"waiting for {name}: its worker has not started yet") for name in "ab"]
+    waiting = [WarningEvent(time=0, message=f"waiting for {name}: ...", awaited=name) for name in "ab"]
     joined = MemberEvent(member=0, time=1, status="joined", name="a")
     assert [one.text for one in reduce_events([*waiting, joined]).warnings] == [waiting[1].message]
     completed = reduce_events([*waiting, RunEvent(time=2, status="completed")])

@@ -177,11 +177,13 @@ def test_every_missing_machine_and_its_reason() -> None:
     watch(ProgressEvent(member=2, phase="features", done=10, total=10))
     watch(TimingEvent(member=2, part="worker: waits for the engine", seconds=0.1))
     watch(MemberEvent(member=0, status="joined"))
-    b, c, d, e = watch.missing()
+    warnings = watch.missing()
+    b, c, d, e = (warning.message for warning in warnings)
     assert b == "waiting for b: it is preparing (features: 3 of 10)"
     assert c.startswith("waiting for c: its worker runs and has not reached the coordinator")
     assert d == "waiting for d: its worker has not started yet"
     assert e == "waiting for e: its worker is still starting"
+    assert [warning.awaited for warning in warnings] == ["b", "c", "d", "e"]
 
 
 def test_nobody_is_missing_once_the_run_has_begun() -> None:

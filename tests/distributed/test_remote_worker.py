@@ -182,7 +182,7 @@ def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines:
 
 def test_a_model_that_is_not_the_runs_is_not_fetched(machines: Machines) -> None:
     worker = machines.worker()
-    worker.delivers = lambda: False
+    worker.await_model_choice = lambda: False
     train_to_the_end(worker)
     assert worker.exit_code() == 0 and not (machines.root / "model").exists()
 
@@ -205,7 +205,7 @@ def test_the_lowest_rank_that_counts_delivers_the_model(
         _run=SimpleNamespace(members=members), _folder=SimpleNamespace(model=tmp_path / "model")
     )
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(Supervisor._delivers, supervisor, 1)
+        answer = pool.submit(Supervisor._await_model_choice, supervisor, 1)
         if not lost:
             assert not answer.done()
             lowest.exit_code = 0

@@ -20,7 +20,6 @@ from tests.distributed.scripted_connection import Says
 from tests.training.toy_task import toy_plan
 from training.records.events import ErrorEvent, SnapshotEvent
 from training.records.run_folder import RunFolder
-from training.run.outcome import NOT_THIS_RUN
 from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 
 
@@ -64,9 +63,9 @@ def test_unheard_snapshots_are_kept_steps(tmp_path: Path) -> None:
     assert sum(isinstance(event, SnapshotEvent) for event in folder.events()) == 4
 
 
-@pytest.mark.parametrize(("hint", "kept"), [(NOT_THIS_RUN, None), ("free some space", 150)])
-def test_damaged_snapshots_are_not_kept(hint: str, kept: int | None) -> None:
-    error = ErrorEvent(member=0, message="all 4 snapshots of this run are damaged", hint=hint)
+@pytest.mark.parametrize(("resumable", "kept"), [(False, None), (True, 150)])
+def test_damaged_snapshots_are_not_kept(resumable: bool, kept: int | None) -> None:
+    error = ErrorEvent(member=0, message="all 4 snapshots of this run are damaged", resumable=resumable)
     state = reduce_events([_snapshot(150), _snapshot(150, 1), error])
     assert state.resume_step == kept
     assert reduce_events([_snapshot(160), _snapshot(160, 1)], state).resume_step == 160

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.console import command_line, tour_profile
-from app.report import completed_lines, failure_hint, next_commands, stopped_line
+from app.report import completed_lines, document, failure_hint, next_commands, stopped_line
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.view import EndedRun
 from distributed.supervisor import supervise_folder
@@ -34,7 +34,7 @@ from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.records.runs import summarise
 from training.run.local_plan import plan_local_run
-from training.run.outcome import NOT_THIS_RUN, RunOutcome, RunTotals, write_end
+from training.run.outcome import RunOutcome, RunTotals, write_end
 from training.run.run_controller import RunController
 
 
@@ -280,9 +280,8 @@ def _ended(
     state: RunState,
     metrics: Mapping[str, Any] | None = None,
     status: str = "completed",
-    hint: str = "",
 ) -> EndedRun:
-    return EndedRun.of(RunOutcome(status, path, metrics or {}, ExitCode.DONE, hint=hint), plan, state)
+    return EndedRun.of(RunOutcome(status, path, metrics or {}, ExitCode.DONE), plan, state)
 
 
 def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
@@ -381,16 +380,17 @@ def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize(("hint", "goes_on"), [("look there", True), (f"{NOT_THIS_RUN}; it is damaged", False)])
-def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, goes_on: bool) -> None:
+@pytest.mark.parametrize("resumable", [True, False])
+def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, resumable: bool) -> None:
     with new_folder(tmp_path) as folder:
         state = reduce_events([SnapshotEvent(member=0, step=80, path="x", seconds=0.1, bytes=1, live=(0,))])
         assert state.resume_step == 80
-        ended = _ended(folder.plan(), folder.path, state, status="failed", hint=hint)
-        assert ("--resume" in failure_hint(ended)) is goes_on
+        outcome = RunOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", "look there", resumable)
+        ended = EndedRun.of(outcome, folder.plan(), state)
+        assert ("--resume" in failure_hint(ended)) is resumable
+        assert bool(document(ended)["resume_command"]) is resumable
         (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
-        outcome = RunOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)
-        assert ("fit(resume=" in failure_of(outcome).hint) is goes_on
+        assert ("fit(resume=" in failure_of(outcome).hint) is resumable
 
 
 def test_an_end_without_an_outcome_keeps_the_figures(tmp_path: Path) -> None:

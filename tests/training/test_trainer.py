@@ -14,7 +14,7 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.exchange.base import SoloExchange
 from training.loop.trainer import Trainer
-from training.records.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.events import ErrorEvent, EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Command, Control
 
@@ -238,7 +238,7 @@ def test_a_resume_without_a_sound_snapshot_is_refused(tmp_path: Path, damaged: b
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(BadInput, match=message) as caught:
         train(toy_plan(resume=True), tmp_path)
-    assert "start a new run" in caught.value.hint
+    assert "start a new run" in caught.value.hint and not ErrorEvent.of(caught.value).resumable
     assert len(list(tmp_path.glob("checkpoints/*/step-*"))) == (2 if damaged else 0)  # nothing was overwritten
 
 

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from profiles.errors import BadInput, counted
+from profiles.errors import BadInput, NothingToResume, counted
 from training.data.batches import Samples
 from training.exchange.base import Exchange
-from training.run.outcome import NOT_THIS_RUN
 from training.tasks.base import Task
 
 LOOKS = 8
@@ -207,7 +206,7 @@ def check_unchanged(recorded: Any, mine: Description, whose: str, owner: str = "
     try:
         before = Description.model_validate(recorded)
     except ValidationError as error:
-        raise BadInput("what the run recorded of its data cannot be read", NOT_THIS_RUN) from error
+        raise NothingToResume("what the run recorded of its data cannot be read") from error
     if changes := describe_difference(before, mine):
         hint = BROUGHT_BACK if owner else _SAME
         raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {changes}", hint)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, NothingToResume
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.mean.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
@@ -31,7 +31,6 @@ from training.layouts.base import Layout
 from training.layouts.whole import WholeModel
 from training.loop.position import MOST_ATTEMPTS
 from training.records.bounded_fields import Count, Rank, Step, Text
-from training.run.outcome import NOT_THIS_RUN
 from training.snapshots.member_snapshots import MemberSnapshots, Origin, SnapshotParts
 from training.snapshots.part_transfer import bring_parts
 from training.snapshots.snapshot_store import OTHER_SETTINGS, Snapshot, SnapshotStore
@@ -234,13 +233,14 @@ def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[s
         return BadInput(message, f"switch {names} on and resume again: it may have one")
     if lacking:
         message = "; ".join((f"no snapshot is whole: {lacking[-1]}", *damaged[:1]))
-        return BadInput(message, f"bring the missing files back and resume again, or {NOT_THIS_RUN}")
+        return NothingToResume(message, "bring the missing files back and resume again, or start a new run instead")
     if foreign and not damaged:
         return BadInput(foreign[0], OTHER_SETTINGS)
     if not damaged:
-        return BadInput("no machine has a snapshot: there is nothing to resume", NOT_THIS_RUN)
+        return NothingToResume("no machine has a snapshot: there is nothing to resume")
     number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"
-    return BadInput(f"{number} damaged: {damaged[0]}", f"{NOT_THIS_RUN}; the damaged files are left as they are")
+    hint = "start a new run instead; the damaged files are left as they are"
+    return NothingToResume(f"{number} damaged: {damaged[0]}", hint)
 
 
 def load_agreed(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
-from profiles.errors import MusterError, OthersLost
+from profiles.errors import MusterError, NothingToResume, OthersLost
 from training.records.bounded_fields import (
     MOST_RANKS,
     Count,
@@ -244,6 +244,8 @@ class WarningEvent(_Event):
     """Address of the coordinator, if a member cannot reach it."""
     ended_by: Text = ""
     """Why the process of a lost member has ended: so it does not come back by itself."""
+    awaited: Name = ""
+    """The machine that the start of the run waits for, and that has not joined."""
 
 
 class ElectionEvent(_Event):
@@ -280,13 +282,16 @@ class ErrorEvent(_Event):
     exit_code: int = Field(1, ge=0, le=255)
     lost_others: bool = False
     """The member has only lost the others, or a device of its own, which may join again."""
+    resumable: bool = True
+    """Whether the run may go on from a snapshot of which its events tell."""
 
     @classmethod
     def of(cls, error: MusterError, member: int | None = None) -> ErrorEvent:
         """Return the event that reports an error."""
-        code = int(error.exit_code)
         text = {"message": error.message, "hint": error.hint, "machine": error.machine}
-        return cls(member=member, **text, exit_code=code, lost_others=isinstance(error, OthersLost))
+        lost_others, resumable = isinstance(error, OthersLost), not isinstance(error, NothingToResume)
+        code = int(error.exit_code)
+        return cls(member=member, **text, exit_code=code, lost_others=lost_others, resumable=resumable)
 
 
 class RequestEvent(_Event):
@@ -351,23 +356,10 @@ class UnknownEvent(_Event):
 
 
 KnownEvent = Annotated[
-    RunEvent
-    | MemberEvent
-    | ProgressEvent
-    | StepEvent
-    | SyncEvent
-    | EvaluationEvent
-    | SnapshotEvent
-    | MachineEvent
-    | TimingEvent
-    | WarningEvent
-    | ElectionEvent
-    | ErrorEvent
-    | RequestEvent
-    | AnswerEvent
-    | WaysEvent,
+    RunEvent | MemberEvent | ProgressEvent | StepEvent | SyncEvent | EvaluationEvent | SnapshotEvent | MachineEvent
+    | TimingEvent | WarningEvent | ElectionEvent | ErrorEvent | RequestEvent | AnswerEvent | WaysEvent,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 Event = KnownEvent | UnknownEvent
 Emit = Callable[[Event], None]
 """Takes an event."""

@@ -30,8 +30,6 @@ from training.script.script_start import is_peer_loss
 
 _ROOM = 1_000_000
 """Free bytes that are needed to record the end of a run."""
-NOT_THIS_RUN = "start a new run instead"
-"""Part of the hint of an error after which the run cannot go on, even if its events tell of snapshots."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,8 @@ class RunOutcome:
     exit_code: ExitCode
     message: str = ""
     hint: str = ""
+    resumable: bool = True
+    """Whether it may go on from a snapshot, if it has one."""
 
 
 class RunTotals:
@@ -210,8 +210,9 @@ class NewestAttempt:
         return replace(self._outcome(path, "failed", message, metadata.metrics), hint=hint)
 
     def _outcome(self, path: Path, status: str, message: str, metrics: Mapping[str, Any]) -> RunOutcome:
-        hint = self.error.hint if self.error and status == "failed" else ""
-        return RunOutcome(status, path, metrics, self._exit_code(status), message, hint)
+        error = self.error if status == "failed" else None
+        hint, resumable = (error.hint, error.resumable) if error else ("", True)
+        return RunOutcome(status, path, metrics, self._exit_code(status), message, hint, resumable)
 
     def _interruption(self, path: Path) -> tuple[str, str]:
         """Return message and hint if the end was not recorded: the supervisor was killed, or could not write."""

@@ -33,7 +33,7 @@ from training.run.membership import MemberHistory, Membership, WorkerHandle
 from training.run.orders import OrderAction
 from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ends_for_good, write_end
 from training.run.processes import Worker
-from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
+from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderDispatcher, ProgressMonitor, Stopping
 from training.script.script_start import is_peer_loss
 
 
@@ -72,7 +72,7 @@ class RunController:
         self._start_worker = start_worker or local_starter(plan, folder, module)
         self.members = Membership(plan)
         self._intake = EventIntake(self.members, self._record, self._kill_invalid)
-        self._orders = OrderCoordinator(self.members)
+        self._orders = OrderDispatcher(self.members)
         self._progress = progress or ProgressMonitor()
         self.meeting_point = MeetingPoint(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
@@ -380,10 +380,11 @@ class RunController:
         """Return the outcome of the run, and write it into its folder."""
         error = self._first_error or (None if self.folder.model.is_dir() else self._late_error)
         status: FinalStatus
+        resumable = True
         if error is not None:
             unusable = error.exit_code == ExitCode.BAD_INPUT and not self._has_begun  # later it is the run's failure
             code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
-            status, message, hint = "failed", error.message, error.hint
+            status, message, hint, resumable = "failed", error.message, error.hint, error.resumable
         elif self.members.stopped_early or (self._stopping.reason and not self.members.all_done()):
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
             summary = self._progress.summary if self.plan.launch is None else self._stopping.reason
@@ -391,7 +392,7 @@ class RunController:
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
-        return RunOutcome(status, self.folder.path, metrics, code, message, hint)
+        return RunOutcome(status, self.folder.path, metrics, code, message, hint, resumable)
 
     def _metrics(self) -> dict[str, Any]:
         stopping = self._progress.metrics if self._stopping.reason or self.members.stopped_early else {}

@@ -52,7 +52,7 @@ ONE_PRESS = 1.0
 STOPPING = "stopping at the next step that all reach, with a snapshot (press again to end at once, without one)"
 
 
-class OrderCoordinator:
+class OrderDispatcher:
     """Gives orders to all members, each after the same step. Any thread may call it, but no signal handler."""
 
     def __init__(self, members: Membership) -> None:
@@ -195,7 +195,7 @@ class ProgressMonitor:
 class Stopping:
     """Ends all members early. They have the time that they need: only members without any progress are killed."""
 
-    def __init__(self, members: Membership, orders: OrderCoordinator, progress: ProgressMonitor) -> None:
+    def __init__(self, members: Membership, orders: OrderDispatcher, progress: ProgressMonitor) -> None:
         self._members, self._orders, self._progress = members, orders, progress
         self._over = threading.Event()
         self.reason = ""
