@@ -118,7 +118,8 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     """Return the effect of a candidate on the result, in words: the expected increase of the loss, and when it reaches
     the final loss of one machine.
 
-    Empty if it learns as much as one machine from the same samples.
+    Empty if it learns about as much as one machine, or reaches that sooner by training longer: then there is nothing
+    to decide.
     """
     single, words = best_single(planning.ranking), []
     seconds, after = candidate.seconds, planning.same_loss_seconds(candidate)
@@ -126,9 +127,9 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
         alone = f"{machine_text(single.choice.members[0])} alone"
         if 0 < after < _NOTICEABLE_RATIO * seconds:
             words.append(f"After {duration_text(after)} the model is as good as that of {alone} at its end.")
-        elif _NOTICEABLE_RATIO * after > seconds:
-            later = f"after {duration_text(after)}, later than the run ends"
-            words.append(f"The model would be as good as that of {alone} {later}.")
+        elif after > single.seconds > 0 and after > seconds:
+            longer = f"{duration_text(after)} instead of {duration_text(seconds)}"
+            words.append(f"To be as good as the model of {alone}, which is faster, this run must train {longer}.")
     if candidate.loss_increase:
         words.insert(0, f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)
