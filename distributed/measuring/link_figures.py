@@ -97,6 +97,12 @@ class PairFigures(Document):
         """Return the name of the other machine."""
         return self.target if name == self.source else self.source
 
+    def with_name_beside(self, peer: str, name: str) -> PairFigures:
+        """Return the pair with another name of the machine that is not ``peer``; unchanged if neither is ``peer``."""
+        if peer not in (self.source, self.target):
+            return self
+        return self.model_copy(update={"target" if peer == self.source else "source": name})
+
     @property
     def from_starter(self) -> bool:
         """Whether one of the two is this machine although it does not train: it starts the run, and may coordinate."""
@@ -318,6 +324,11 @@ class AllInterfaces(Document):
     """Interface figures of a group of machines; a machine without an entry carries no more than its fastest link."""
 
     figures: Annotated[tuple[InterfaceFigures, ...], Field(max_length=64)] = ()
+
+    def with_other_name(self, name: str, names: Collection[str]) -> AllInterfaces:
+        """Return the figures with ``name`` for a machine that is not among ``names``."""
+        changes = [{} if one.machine in names else {"machine": name} for one in self.figures]
+        return AllInterfaces(figures=tuple(map(lambda one, new: one.model_copy(update=new), self.figures, changes)))
 
 
 def measure_interfaces(

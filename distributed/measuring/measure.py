@@ -61,6 +61,10 @@ _EVALUATION_OPTIONS = ("eval_batch_size", "eval_generate", "eval_max_new_tokens"
 """The options that the times of a step and of an evaluation depend on, apart from model and data."""
 
 
+_LOCAL = f"{HereConnection.fingerprint} at "
+"""Begin of the identity of this machine: it has a name of its own where it only starts a run."""
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
     """What to measure."""
@@ -212,7 +216,7 @@ def identity_of_this_machine(links: Sequence[MachineLink], towards: Callable[[st
     As for the other machines it includes the address, because figures of a link hold the addresses that a run dials.
     """
     remote_host = next((link.host for link in links if link.host and not link.machine.is_local), "")
-    return f"{HereConnection.fingerprint} at {towards(remote_host) if remote_host else ''}"
+    return f"{_LOCAL}{towards(remote_host) if remote_host else ''}"
 
 
 def local_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
@@ -241,6 +245,7 @@ def current_links(
     ``ends`` are machine links with the identity and address of each machine.
     """
     identities = {link.name: identity for link, identity in ends}
+    local_name = next((name for name, identity in identities.items() if identity.startswith(_LOCAL)), "")
     pairs = list(itertools.combinations(identities, 2))
     cache, tell = options.cache, options.tell
     age, doubtful_age = (options.max_age, options.doubtful_age) if options.links else (float("inf"), float("inf"))
@@ -249,16 +254,21 @@ def current_links(
         return {"pair": sorted((identities[source], identities[target]))}
 
     def earlier(source: str, target: str) -> PairFigures | None:
-        """Return cached figures of a pair if the machines still have these names."""
+        """Return cached figures of a pair if the machines still have these names; this one may have another."""
         cached = cache.get(PairFigures, key(source, target), age)
         if cached is not None and (cached.figures is None or cached.busy):
             cached = cache.get(PairFigures, key(source, target), min(age, doubtful_age))
+        if cached is not None and local_name in (source, target):
+            cached = cached.with_name_beside(target if source == local_name else source, local_name)
         return cached if cached is not None and {cached.source, cached.target} == {source, target} else None
 
     cached_pairs = [pair for source, target in pairs if (pair := earlier(source, target)) is not None]
-    group = {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
+    group_names = {name: "" if name == local_name else f" as {name}" for name in identities}
+    group = {"group": sorted(f"{identity}{group_names[name]}" for name, identity in identities.items())}
     # with two machines the single link already shows everything
     interfaces = AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, group, age)
+    if interfaces is not None and local_name:
+        interfaces = interfaces.with_other_name(local_name, identities)
     if not options.links or (len(cached_pairs) == len(pairs) and interfaces is not None):
         return cached_pairs, interfaces or AllInterfaces()
     stages = stages or LinkStages()

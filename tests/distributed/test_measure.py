@@ -370,6 +370,21 @@ def test_another_machine_costs_its_own_links_only(tmp_path: Path) -> None:
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
 
 
+def test_this_computer_keeps_its_links_under_another_name(tmp_path: Path) -> None:
+    tried, stages = scripted(pair())
+    interfaces = AllInterfaces(figures=(InterfaceFigures(machine="vm", mbit=290, mbit_back=285, peers=2),))
+    stages = replace(stages, interfaces=lambda *_: interfaces)
+    options = MeasureOptions(cache=MeasurementCache(tmp_path))
+    for name in ("vm", HERE_NAME):
+        here = (cast(Any, SimpleNamespace(name=name)), "this machine at 10.0.0.7")
+        pairs, measured = measure.current_links([*ends("a", "b"), here], options, stages)
+    assert len(tried) == 1
+    assert {frozenset((one.source, one.target)) for one in pairs} == set(
+        map(frozenset, itertools.combinations(("a", "b", HERE_NAME), 2))
+    )
+    assert [one.machine for one in measured.figures] == [HERE_NAME]
+
+
 def test_this_computer_is_named_and_not_counted_where_it_only_starts_the_run(tmp_path: Path) -> None:
     lines: list[str] = []
     options = MeasureOptions(cache=MeasurementCache(tmp_path), tell=lines.append)
