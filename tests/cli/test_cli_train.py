@@ -26,6 +26,7 @@ from training.records.run_folder import RunFolder
 from training.run import stopping
 from training.run.local_plan import plan_local_run
 from training.strategies.diloco import DiLoCoOptions
+from training.tasks.published_models import created_folder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -126,10 +127,22 @@ def test_a_start_that_fails_is_listed_with_its_cause(capsys: Capture) -> None:
 
 def test_a_model_that_this_computer_cannot_get_is_not_trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(BadInput, match="nothing was started"):
-        plan_of(
-            TrainRequest(profile="whisper-tiny-lora", overrides={"model": "owner/none", "dataset": "spoken-commands"})
-        )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    request = TrainRequest("whisper-tiny-lora", {"model": "owner/none", "dataset": "spoken-commands"})
+    with pytest.raises(BadInput, match="nothing was started") as refused:
+        plan_of(request)
+    assert "is on this computer" not in refused.value.hint
+    folder = created_folder("openai/whisper-tiny.en")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "whisper"}')
+    (folder / "model.safetensors").touch()
+    with pytest.raises(BadInput, match="nothing was started") as refused:
+        plan_of(request)
+    assert "; --model whisper-tiny-en is on this computer (38 M weights, English only); " in refused.value.hint
+    german = TrainRequest(request.profile, {**request.overrides, "language": "de"})
+    with pytest.raises(BadInput, match="nothing was started") as refused:
+        plan_of(german)
+    assert "is on this computer" not in refused.value.hint
 
 
 def test_what_to_do_after_a_failed_start_is_shown(capsys: Capture) -> None:

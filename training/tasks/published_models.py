@@ -26,6 +26,7 @@ from profiles.installation import SHARED, training_code, training_python
 from profiles.locations import check_model_path, check_weights, is_on_hub
 from profiles.options import auxiliary_models
 from profiles.schema import ModelSettings, Profile
+from training.records.model_folders import model_kind
 from training.tasks.cache import cache_root
 
 SCRIPTS = {"openai/whisper-tiny.en": "examples/whisper_tiny_en.py"}
@@ -34,6 +35,9 @@ _TIMEOUT = 5.0
 """Seconds to wait for the hub's first answer."""
 _problems: dict[str, BadInput | None] = {}
 """Why a model cannot be obtained (``None`` if it can), cached for the lifetime of this process."""
+
+_KINDS: Mapping[str | None, str] = {"speech": "speech", "texts": "text"}
+"""What the folder of a model says of its kind, by the trait of the tasks that train such models."""
 
 HubKind = Literal["model", "data set"]
 _answers: dict[tuple[HubKind, str], BadInput | str] = {}
@@ -104,6 +108,24 @@ def _names_on_hub(profile: Profile) -> Iterator[tuple[HubKind, str]]:
     dataset = data.dataset_path.partition(":")[0]  # a configuration may follow
     if is_on_hub(data.dataset_path) and not (data.local_data or _cached_folder(f"datasets--{dataset}").exists()):
         yield "data set", dataset
+
+
+def models_here(profile: Profile) -> dict[str, str]:
+    """Return the models of ``config.ini`` with which a profile can be trained without the hub, as their weights are on
+    this computer and they do the same kind of task in its language; by their names, with what they are."""
+    models, library = {}, Library.open(None)
+    for name in library.names("model"):
+        with contextlib.suppress(BadInput):  # its settings do not go with the profile's
+            model = load_profile(profile.name, {"model": name}, complete=False).profile.model
+            folder = model_folder(model.model_path)
+            if model.from_scratch or folder is None or model_kind(folder) != _KINDS.get(profile.model.trait):
+                continue
+            check_weights(folder)
+            if not model.model_path.endswith(".en") or profile.model.language.lower() in ("", "en", "english"):
+                section = library.find("model", name)
+                description = section.section.entries.get("description") if section else None
+                models[name] = description.value.partition(";")[0] if description else ""
+    return models
 
 
 def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> None:

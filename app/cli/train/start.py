@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,12 @@ from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.processes import BackgroundProcess
 from training.run.run_controller import RunController
-from training.tasks.published_models import hub_notes
+from training.tasks.published_models import hub_notes, models_here
 from training.workers.data_findings import check_data, check_data_of, usable_for_data, warm_up_remark
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, PlannedRun
     from distributed.preparation.prepare import PrepareOptions
-
-_WITHOUT_HUB = "connect to the network, check the name, or use a folder; profile whisper-scratch needs no download"
 
 Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
 
@@ -143,8 +141,8 @@ def plan_of(request: TrainRequest) -> RunPlan:
     """
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
-    if hub_notes(profile):  # another machine might have it; this one was asked already
-        raise BadInput("a run on this computer needs it: nothing was started", _WITHOUT_HUB)
+    if notes := hub_notes(profile):  # another machine might have it; this one was asked already
+        raise BadInput("a run on this computer needs it: nothing was started", _without_hub(profile, notes))
     run = profile.run
     if "workers" in request.overrides and (run.simulate or run.cluster):
         simulation_option = "--simulate" if run.simulate else "--cluster"
@@ -160,6 +158,15 @@ def plan_of(request: TrainRequest) -> RunPlan:
     check_data_of(plan)
     _say_warm_up(plan)
     return plan
+
+
+def _without_hub(profile: Profile, notes: Sequence[str]) -> str:
+    """Return what to do where the hub cannot be asked: also which model or profile needs no download."""
+    is_model = any(profile.model.model_path in note for note in notes)
+    models = list(models_here(profile).items())[:1] if is_model else []
+    here = [f"--model {name} is on this computer{f' ({about})' if about else ''}" for name, about in models]
+    scratch = ["profile whisper-scratch needs no download"] if is_model and profile.model.trait == "speech" else []
+    return "; ".join(["connect to the network, check the name, or use a folder", *here, *scratch])
 
 
 def profile_of(request: TrainRequest) -> Profile:
