@@ -21,6 +21,9 @@ def _integral(steps: float) -> float:
 StepsOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_integral)]
 """Serialised as an integer if it is one, so that documents keep their format."""
 
+IntervalOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_integral, return_type=Any)]
+"""Also in JSON an integer if it is one: plans of earlier versions, in which it always was, keep their hashes."""
+
 
 class TrainingSettings(Section):
     """The optimisation."""
@@ -92,7 +95,12 @@ class TrainingSettings(Section):
 class EvaluationSettings(Section):
     """Evaluation and early stopping."""
 
-    eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
+    eval_interval: IntervalOrShare = option(
+        200,
+        "evaluate every N steps; below 1: a share of the run, so 0.25 is in each quarter; 0: only before and after",
+        unit="steps",
+        ge=0,
+    )
     eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0, le=65536)
     eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
     eval_max_new_tokens: int = option(
@@ -114,6 +122,11 @@ class EvaluationSettings(Section):
     )
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
     early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
+
+    def interval_in(self, steps: int) -> int:
+        """Return the steps between two evaluations of a run of so many ``steps``; 0: there are none in between."""
+        is_share = 0 < self.eval_interval < 1
+        return max(1, round(self.eval_interval * steps)) if is_share else int(self.eval_interval)
 
     @field_validator("eval_local", mode="before")
     @classmethod

@@ -276,7 +276,7 @@ class TourScript:
             yield _log(self._time, self._machines[0].name, line)
 
     def _splits_due(self, step: int) -> tuple[str, ...]:
-        interval = self._plan.profile.evaluation.eval_interval
+        interval = self._plan.profile.evaluation.interval_in(self._steps)
         if step in (0, self._steps):
             return tuple(fixture().workload.evaluated)
         return ("validation",) if interval and step % interval == 0 else ()

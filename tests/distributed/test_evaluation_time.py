@@ -11,6 +11,7 @@ from distributed.planning.documents.evaluations import EvaluationPlan
 from distributed.planning.planner import plan
 from distributed.planning.run_time import promised_time
 from profiles.files.resolve import profile_from_options
+from profiles.optimisation import EvaluationSettings
 
 SPLITS = {"validation": 32, "test": 64}
 
@@ -43,6 +44,13 @@ def test_a_profile_says_when_it_evaluates() -> None:
     profile = profile_from_options("p", {"eval_interval": 70, "eval_before": False})
     workload = Workload(trainable=10, total=10, samples=30, evaluated=SPLITS)
     assert job_of(profile, workload).evaluation == EvaluationPlan(samples=SPLITS, interval=70)
+
+
+def test_an_interval_may_be_a_share_of_the_run() -> None:
+    settings = EvaluationSettings(eval_interval=0.25, eval_before=False)
+    assert [settings.interval_in(steps) for steps in (1, 28, 400)] == [1, 7, 100]
+    assert EvaluationPlan.of(settings, SPLITS).samples_in(28) == 96 + 3 * 32
+    assert EvaluationSettings(eval_interval=70).interval_in(28) == 70
 
 
 def test_members_divide_the_samples_and_wait_for_the_slowest() -> None:

@@ -141,8 +141,9 @@ def test_weights_that_are_not_finite_never_become_a_snapshot(tmp_path: Path) -> 
         train(plan, tmp_path, Breaking())
 
 
-def test_evaluations_come_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
-    _, events = train(toy_plan(evaluation={"eval_interval": 5, "eval_before": True}), tmp_path)
+@pytest.mark.parametrize("interval", [5, 0.4])
+def test_evaluations_come_at_their_interval_and_at_the_end(tmp_path: Path, interval: float) -> None:
+    _, events = train(toy_plan(evaluation={"eval_interval": interval, "eval_before": True}), tmp_path)
     assert [event.step for event in events if isinstance(event, EvaluationEvent)] == [0, 5, 10, 12]
 
 

@@ -192,7 +192,9 @@ def test_few_recordings_are_passed_over_more_often_unless_the_user_says_how_ofte
         }
 
     mine = apply(begin(), do.set_option("dataset", "mine"))
-    assert after_data(mine, "30") == {"dataset": "mine", "epochs": "30", "other": (("dataset", "others"),)}
+    longer = {"dataset": "mine", "epochs": "30", "eval_interval": "0.25"}
+    assert after_data(mine, "30") == {**longer, "other": (("dataset", "others"),)}
+    assert after_data(apply(mine, do.set_option("eval_interval", "7")), "30")["eval_interval"] == "7"
     assert "epochs" not in after_data(mine, "")
     assert "epochs" not in after_data(begin(), "30")
     assert after_data(apply(mine, do.set_option("epochs", "2")), "30")["epochs"] == "2"

@@ -157,7 +157,7 @@ class Trainer:
         if agreed is None:  # a new run
             sync_weights(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
-            self.position.next_evaluation = self.profile.evaluation.eval_interval
+            self.position.next_evaluation = self.profile.evaluation.interval_in(self.total_steps)
             self.position.begin(self.plan.attempt)
         elif agreed.parts is not None:
             self.strategy.attach(self.model, self.exchange)
@@ -301,7 +301,7 @@ class Trainer:
                 self.exchange.publish_state(self._joining())
 
     def _evaluate_if_due(self) -> None:
-        interval = self.profile.evaluation.eval_interval
+        interval = self.profile.evaluation.interval_in(self.total_steps)
         is_last = self.position.step >= self.total_steps
         if interval and self.position.step >= self.position.next_evaluation and not is_last:
             with self.strategy.consensus():

@@ -22,6 +22,10 @@ _FEW = ((600, 10), (1200, 3))
 (docs/how-to/whisper.md, "Few recordings")."""
 
 
+IN_EACH_QUARTER = ("eval_interval", "0.25")
+"""How a run over few samples evaluates: it is short, and learns by heart if it is too long."""
+
+
 def learning_rate_at(
     step: int, total_steps: int, warmup_steps: int, schedule: Schedule, peak: float, decay: float = 0.2
 ) -> float:

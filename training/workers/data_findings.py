@@ -25,7 +25,14 @@ from profiles.errors import MusterError
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
 from profiles.schema import Profile
-from training.numerics.schedule import ends_in_warm_up, enough_epochs, few_samples_remark, is_length_open, steps_in
+from training.numerics.schedule import (
+    IN_EACH_QUARTER,
+    ends_in_warm_up,
+    enough_epochs,
+    few_samples_remark,
+    is_length_open,
+    steps_in,
+)
 from training.records.plan import RunPlan
 from training.tasks.published_models import Tell, usable_profile
 from training.tasks.registry import inputs_of
@@ -89,7 +96,7 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
         return resolved
     epochs = f"{number:g}"
     tell(few_samples_remark(samples, training.epochs, epochs))
-    return load_profile(resolved.profile.name, {**options, "epochs": epochs})
+    return load_profile(resolved.profile.name, {**dict([IN_EACH_QUARTER]), **options, "epochs": epochs})
 
 
 def check_data_of(plan: RunPlan) -> None:

@@ -71,8 +71,8 @@ def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluati
     Raises:
         BadInput: the strategy refuses the job.
     """
-    interval = profile.evaluation.eval_interval
-    if not evaluations_chosen and profile.training.max_steps:
+    interval = profile.evaluation.eval_interval  # a share stays one
+    if not evaluations_chosen and profile.training.max_steps and not 0 < interval < 1:
         max_interval = max(1, profile.training.max_steps // _STEPS_OF_A_CURVE)
         interval = min(interval, max_interval) if interval else max_interval
     changes = {

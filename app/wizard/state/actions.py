@@ -12,6 +12,7 @@ from app.wizard.state.records import GOOD, AccessNeed, Check, ItemStatus, Machin
 from app.wizard.state.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state.state import WizardState as State
 from profiles.errors import BadInput
+from training.numerics.schedule import IN_EACH_QUARTER
 
 IN_CLEAR = "unencrypted"
 """Text that the user types to accept unencrypted training traffic."""
@@ -19,8 +20,7 @@ PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 UNDER_WAY = "that is in progress"
 _STARTING = "the run is being started"
 _LONGEST_INTERVAL = 100_000
-_QUOTED = 60
-"""Characters of a typed address that a notice quotes."""
+_QUOTED = 60  # characters of a typed address in a notice
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -303,7 +303,7 @@ def set_option(state: State, name: str, text: str) -> State:
     is_default = any(option.name == name and option.default == text for option in state.job.value.options)
     gone = {(name, value) for option, value in state.answers.options if option == name}
     if name == "dataset":
-        gone.add(("epochs", state.data.value.epochs))  # those were for the other data set
+        gone |= {("epochs", state.data.value.epochs), IN_EACH_QUARTER}  # those were for the other data set
     others = tuple(pair for pair in state.answers.options if pair not in gone)
     return state.answering(options=others if is_default else (*others, (name, text)))
 

@@ -27,7 +27,7 @@ from app.wizard.state.records import (
 from app.wizard.state.state import ServiceTask, StatePart, Step, TaskKind
 from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
-from training.numerics.schedule import few_samples_remark, is_length_open
+from training.numerics.schedule import IN_EACH_QUARTER, few_samples_remark, is_length_open
 
 _LONGEST_LOG = 400
 _PARTLESS = (
@@ -212,7 +212,8 @@ def _with_epochs(state: State, data: DataSummary) -> State:
     """Take more passes over a data set for which those of the profile would hardly train."""
     profile_epochs = next((row.default for row in state.job.value.options if row.name == "epochs"), "")
     remark = few_samples_remark(data.samples, float(profile_epochs or 1), data.epochs)
-    return state.answering(options=(*state.answers.options, ("epochs", data.epochs))).noting(remark)
+    often = () if "eval_interval" in dict(state.answers.options) else (IN_EACH_QUARTER,)
+    return state.answering(options=(*state.answers.options, ("epochs", data.epochs), *often)).noting(remark)
 
 
 def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRow]) -> State:
