@@ -113,6 +113,15 @@ def _as_listed(typed: Hosts) -> Hosts:
     return Hosts(machines=machines, ssh_config=usual.ssh_config if usual is not None and listed else "")
 
 
+def as_listed(machine: Machine) -> Machine:
+    """Return a typed machine as ``--hosts`` finds it: in the usual hosts file, or where one of its name let Muster in.
+
+    Raises:
+        BadInput: its name is that of several machines.
+    """
+    return _as_listed(Hosts(machines=(machine,))).machines[0]
+
+
 def _by_name(machine: Machine) -> Machine:
     """Return a typed machine; if it is typed by name, as :func:`at_last_login` finds it."""
     is_address = machine.port is not None or machine.host in HERE or is_literal_address(machine.host)

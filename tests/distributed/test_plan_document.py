@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from planner_figures import job, joined, machine
 
 from app.cli.runs.ask import newcomer_of
-from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
+from app.dashboard.dialogs.commands import Commands
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts, typed_hosts, typed_machine
+from distributed.hosts.past_logins import PastLogin, save_login
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import apply_planning, with_best_paths
 from distributed.machine.link import HereConnection, MachineLink
@@ -22,6 +24,7 @@ from distributed.planning.documents.document import Candidate, Choice, Planning,
 from distributed.planning.planner import plan as plan_for
 from distributed.planning.run_time import plan_stages_text
 from distributed.preparation.prepare import updated_hosts
+from distributed.run.requests import take_requests
 from distributed.run.run_machines import links_of, on_present, record_added_machine
 from distributed.supervision import Supervisor
 from profiles.errors import BadInput
@@ -129,7 +132,9 @@ def test_a_supervisor_finds_the_ranks_of_a_machine_whatever_the_order_of_the_hos
             supervisor.ranks("pi")
 
 
-def test_a_machine_of_the_hosts_file_that_is_not_in_the_plan_is_added_as_the_file_says(tmp_path: Path) -> None:
+def test_a_machine_that_is_not_in_the_plan_is_added_as_the_hosts_file_says_or_as_hosts_would_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = tuple(MemberPlan(rank=r, name=f"a:cuda:{r}", batch_size=1).on_device(machine="a") for r in range(2))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
     with RunFolder.create(tmp_path, plan, ["test"], run_type="distributed") as folder:
@@ -139,6 +144,13 @@ def test_a_machine_of_the_hosts_file_that_is_not_in_the_plan_is_added_as_the_fil
         assert newcomer_of(folder.path, "d") == hosts.machines[0]
         assert newcomer_of(folder.path, "a") is newcomer_of(folder.path, "a:cuda:1") is None
         assert newcomer_of(folder.path, "bob@e") == Machine(name="e", address="e", user="bob")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        save_login(PastLogin("larder", "10.9.9.11", "10.9.9.11", 22, "eve", "SHA256:l"))
+        larder = newcomer_of(folder.path, "larder")
+        assert larder == Machine(name="larder", address="10.9.9.11", user="eve") == typed_hosts("larder").machines[0]
+        commands = Commands(folder.path)
+        assert commands.ask("add", 0.0, entry=typed_machine("larder")) == ""
+        assert [request.entry for request in take_requests(folder.path)] == [larder]
 
 
 def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -> None:

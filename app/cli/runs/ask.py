@@ -18,7 +18,7 @@ from app.cli.terminal import answer, somebody
 from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
-from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
+from distributed.hosts.file import RUN_HOSTS, Machine, as_listed, load_hosts, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
@@ -70,8 +70,8 @@ def _refuse_ended(path: Path) -> None:
 
 
 def newcomer_of(path: Path, name: str) -> Machine | None:
-    """Return how to reach a machine that is not in the plan of a run, as its hosts file says or as typed; ``None``: it
-    is, or the run has no other machines.
+    """Return how to reach a machine that is not in the plan of a run, as its hosts file says, or as ``--hosts`` would;
+    ``None``: it is, or the run has no other machines.
 
     Raises:
         BadInput: the name is no address, or a file of the run cannot be read.
@@ -79,7 +79,7 @@ def newcomer_of(path: Path, name: str) -> Machine | None:
     if not (path / RUN_HOSTS).is_file() or RunFolder.open(path).plan().ranks_of(name):
         return None
     listed = (machine for machine in load_hosts(path / RUN_HOSTS).machines if machine.name == name)
-    return next(listed, None) or typed_machine(name)
+    return next(listed, None) or as_listed(typed_machine(name))
 
 
 def answer_to(path: Path, identity: str) -> RequestEvent:

@@ -23,7 +23,7 @@ from app.shell.dialogs import CommandDialog, Dialog
 from app.shell.folding import Prose
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
-from distributed.hosts.file import RUN_HOSTS, load_hosts, without_unapproved_pythons
+from distributed.hosts.file import RUN_HOSTS, as_listed, load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
 from distributed.ssh.command_log import CommandRecord
@@ -69,7 +69,7 @@ class Commands:
         if any(sent.text == text and sent.answer is None and now - sent.at < _ON_ITS_WAY for sent in self.asked):
             return ""
         try:
-            identity = leave_request(self.path, action, machine, entry)
+            identity = leave_request(self.path, action, machine, entry and as_listed(entry))
         except BadInput as error:
             return error.message
         self.asked.append(SentRequest(identity, text, now))
