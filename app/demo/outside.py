@@ -59,7 +59,7 @@ from distributed.ssh.errors import (
     UserRefused,
 )  # fmt: skip
 from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
-from distributed.ssh.process import Completed, Input, Process
+from distributed.ssh.process import Completed, Input, Process, See, unseen
 from profiles.errors import MusterError
 from profiles.quantities import memory_text
 from profiles.schema import Profile
@@ -105,7 +105,7 @@ class TourConnection(HereConnection):
     def stream(self, argv: Sequence[str]) -> Process:
         return _Listener()
 
-    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600, see: See = unseen) -> None:
         """Discard the file."""
 
 

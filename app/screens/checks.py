@@ -24,7 +24,7 @@ from app.screens.step_screen import (
 from app.shell.dialogs import QuestionDialog
 from app.shell.keys import Key
 from app.shell.link_map import drawn, legend
-from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, join, literal, muted
+from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, join, literal, moving_bar, muted
 from app.wizard.state import actions
 from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
@@ -159,7 +159,7 @@ class ChecksScreen(StepScreen):
         share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"
         repairs = [record for record in self.steered.wizard.asked_for() if record.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - repairs[-1].at) if repairs else ""
-        progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
+        progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else moving_bar(self.steered.clock(), _BAR)
         name, width = literal(check.name, "bold"), self.app.size.width - MARGIN * 2
         for drawn_share in (progress_bar, f"{share:.0%}" if share else ""):
             content = join(name, literal(drawn_share, "$text-primary"), clock, muted(words))

@@ -77,6 +77,13 @@ def bar(share: float, cells: int) -> str:
     return "━" * full + "─" * (cells - full)
 
 
+def moving_bar(seconds: float, cells: int) -> str:
+    """Return a bar for work whose share is unknown: a part of it moves once along in four seconds."""
+    part = max(1, cells // 4)
+    begin = int(seconds * 4) % 16 * (cells - part) // 15
+    return "─" * begin + "━" * part + "─" * (cells - part - begin)
+
+
 def ending(text: Content, width: int) -> Content:
     """Return the end of a text that is too long for ``width`` cells: of a path, that is what tells which one it is."""
     if text.cell_length <= width:

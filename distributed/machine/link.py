@@ -27,7 +27,7 @@ from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError, space_hint
 from distributed.ssh.forward import Forward
-from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
+from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process, See, unseen
 from profiles.installation import training_python
 from training.records.run_files import write_atomically
 
@@ -59,7 +59,7 @@ class HereConnection:
     def stream(self, argv: Sequence[str]) -> Process:
         return HereProcess(self.machine, argv)
 
-    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600, see: See = unseen) -> None:
         target = Path.home() / Path(remote).expanduser()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

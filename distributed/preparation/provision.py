@@ -35,6 +35,7 @@ from training.records.bounded_fields import parse_object
 
 _SILENCE = 900.0
 """Seconds without output after which a build counts as stuck: the download of torch is one step."""
+SENDING_INSTALLER = "sending the installer"
 _SEND_STEP = 0.04
 """Share of the bytes between two lines about sending packages."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
@@ -209,15 +210,20 @@ def _step(number: int, say: Tell) -> Tell:
 
 def _send_packages(link: MachineLink, tree: Tree, say: Tell) -> None:
     say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
+    send_trees(link, [tree], _progress_of("sending ", say))
+
+
+def _progress_of(words: str, say: Tell) -> Callable[[int, int], None]:
+    """Return what tells, as a line now and then, how many bytes of how many are sent."""
     share = 0.0
 
     def tell_progress(done: int, total: int) -> None:
         nonlocal share
         if done >= total or done / total >= share + _SEND_STEP:
             share = done / max(total, 1)
-            say(InstallProgress(f"sending {bytes_text(done)} of {bytes_text(total)}", share))
+            say(InstallProgress(f"{words}{bytes_text(done)} of {bytes_text(total)}", share))
 
-    send_trees(link, [tree], tell_progress)
+    return tell_progress
 
 
 def provision_all(links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False) -> dict[str, MusterError]:
@@ -280,10 +286,11 @@ def _send_uv(link: MachineLink, say: Tell) -> str:
             link.connection().run(["uname", "-sm"]).stdout.decode(errors="replace").strip().partition(" ")
         )
         program = uv_for(system, machine)
-        say("sending uv")
-        link.connection().put(program, f"{link.root}/envs/.uv/bin/uv", mode=0o700)
+        say(SENDING_INSTALLER)
+        see = _progress_of(f"{SENDING_INSTALLER}: ", say)
+        link.connection().put(program, f"{link.root}/envs/.uv/bin/uv", mode=0o700, see=see)
     except MusterError as error:
-        say(f"uv cannot be sent there: {error.message_for(link.name)}")
+        say(f"its installer (uv) cannot be sent there: {error.message_for(link.name)}")
         return ""
     return find_tools(link).uv
 

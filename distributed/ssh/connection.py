@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from distributed.ssh.errors import (
 from distributed.ssh.forward import LOOPBACK, Forward, Heartbeat, RemotePorts
 from distributed.ssh.keys.host_keys import fingerprint
 from distributed.ssh.login_history import note_login
-from distributed.ssh.process import CHUNK, LOST_HINT, Completed, Input, RemoteProcess, command_line
+from distributed.ssh.process import LOST_HINT, Completed, Input, RemoteProcess, See, chunks, command_line, unseen
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, SshStream, dial
 from profiles.errors import BadInput
@@ -300,12 +299,13 @@ class SshConnection:
         if not self.transport.is_active():  # closed meanwhile
             further.close()
 
-    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600, see: See = unseen) -> None:
         """Write a file there atomically; missing folders are created.
 
         Args:
             source: content, or a file of this machine.
             remote: path; relative paths and ``~/`` start in the user's home folder.
+            see: called with the bytes that were sent, and their number.
 
         Raises:
             RemoteFileError: it cannot be written there.
@@ -316,7 +316,7 @@ class SshConnection:
         with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as stream:
             size = os.fstat(stream.fileno()).st_size if isinstance(source, Path) else len(source)
             words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
-            done = self.run(words, input=iter(partial(stream.read, CHUNK), b""), timeout=None)
+            done = self.run(words, input=chunks(stream, size, see), timeout=None)
         if not done.ok:
             full = next(filter(space_hint, done.errors), "")
             hint = space_hint(full) or "check the path and its permissions there"

@@ -15,9 +15,9 @@ import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from distributed.ssh.command_log import CommandRecord, failure_text
 from distributed.ssh.config import ResolvedHost
@@ -36,8 +36,25 @@ LIMIT = 100_000
 """Bytes of an encoded command; Linux refuses one argument of 128 KiB. Longer input belongs on stdin."""
 _LONGEST_INLINE = 8_000
 """Maximum bytes of a command in the string for the server."""
+See = Callable[[int, int], object]
+"""Called with the bytes that were sent, and the number of all."""
 Input = bytes | Iterable[bytes] | None
 """Data for a command's stdin."""
+
+
+def unseen(done: int, size: int) -> None:
+    """Let bytes be sent without telling anybody."""
+
+
+def chunks(stream: IO[bytes], size: int, see: See = unseen) -> Iterator[bytes]:
+    """Yield the ``size`` bytes of a stream in parts; ``see`` is called when each has been taken."""
+    done = 0
+    while chunk := stream.read(CHUNK):
+        yield chunk
+        done += len(chunk)
+        see(done, size)
+
+
 _P = TypeVar("_P", bound="Process")
 _EXPIRED = re.compile(r"password.*(expired|change required)|change your password", re.IGNORECASE | re.DOTALL)
 _PLAIN = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")

@@ -206,7 +206,7 @@ def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, mo
     envs = tmp_path / "far" / "envs"
     version = f"3.{sys.version_info.minor}"
     assert built == f"{envs}/.python/cpython-{version}-stand-in/bin/python{version} by {envs}/.uv/bin/uv"
-    assert said == ["there is no Python 3.10 or newer: getting one with uv", "sending uv"]
+    assert said == ["there is no Python 3.10 or newer: getting one with uv", "sending the installer"]
     assert not (envs / ".scratch.part").exists()
 
 

@@ -213,7 +213,9 @@ def test_a_background_process_outlives_its_stream(lab: LightLab, a: SshConnectio
 def test_files_travel_whole_and_with_their_mode(lab: LightLab, a: SshConnection, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(500_000))
-    a.put(source, "~/new folder/it's", mode=0o640)
+    sent: list[tuple[int, int]] = []
+    a.put(source, "~/new folder/it's", mode=0o640, see=lambda *amount: sent.append(amount))
+    assert sent == sorted(sent) and len(sent) > 2 and sent[-1] == (500_000, 500_000)
     there = lab["a"].files / "new folder" / "it's"
     assert there.read_bytes() == source.read_bytes() and there.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in there.parent.iterdir()] == ["it's"]

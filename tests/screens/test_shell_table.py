@@ -20,7 +20,7 @@ from app.shell.folding import folded
 from app.shell.keys import EVERYWHERE, Key, KeyBar, key_line
 from app.shell.look import ascii_text, thumb
 from app.shell.row_table import RowTable
-from app.shell.text import GAP, TableColumn, TableRow, draw, header, widths
+from app.shell.text import GAP, TableColumn, TableRow, draw, header, moving_bar, widths
 from tests.screens.pilot import run, text
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "M", "Z")), min_size=1, max_size=60)
@@ -238,3 +238,9 @@ def test_t_goes_round_all_themes() -> None:
         assert len(set(seen)) == 5 and seen[-1] == "muster-dark"
 
     run(TableApp(), drive)
+
+
+def test_a_bar_of_unknown_share_moves_and_keeps_its_width() -> None:
+    bars = [moving_bar(quarter / 4, 16) for quarter in range(16)]
+    assert len(set(bars)) > 8 and {(len(one), one.count("━")) for one in bars} == {(16, 4)}
+    assert (bars[0][:4], bars[-1][-4:]) == ("━━━━", "━━━━") and moving_bar(4.0, 16) == bars[0]
