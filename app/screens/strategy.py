@@ -12,12 +12,14 @@ from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.records import CandidateRow
+from app.wizard.state.records import CandidateRow, ItemStatus
 from app.wizard.state.state import Step, WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import divided_members, steps_text, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text, time_text
+
+SKIP = Key("s", "skip", "Skip measuring", "End measuring with the figures so far, and guess what is not measured yet.")
 
 
 class StrategyScreen(StepScreen):
@@ -50,7 +52,18 @@ class StrategyScreen(StepScreen):
         Key("x", "details", "Details", "Every way to train by its name, with all figures; x again: the plain choice."),
         Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
         Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
+        SKIP,
     )
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        measures = self.state.strategy.status is ItemStatus.WORKING
+        others = tuple(key for key in self.KEYS if key is not SKIP)
+        return (SKIP, *others) if measures else others
+
+    def action_skip(self) -> None:
+        if self.state.strategy.status is ItemStatus.WORKING:
+            self.steered.wizard.skip_measuring()
+            self.notify("Measuring ends as soon as one machine has taken its first steps.")
 
     _detailed = False
 

@@ -129,6 +129,10 @@ class Wizard:
         """Let asking the addresses of a network end with the answers so far."""
         self._services.end_asking()
 
+    def skip_measuring(self) -> None:
+        """Let measuring the machines end with the figures so far, and predict with them."""
+        self._services.skip_measuring()
+
     def close(self) -> None:
         """Release all resources; results of calls still running are ignored. May be called twice."""
         with self._lock:

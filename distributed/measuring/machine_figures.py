@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from distributed.machine.link import MachineLink, Tell
+from distributed.machine.link import HereConnection, MachineLink, Tell
 from distributed.planning.documents.cluster import ClusterMachine, Document, Measurement
 from distributed.planning.documents.document import Workload
 from distributed.preparation.code_sync import Inputs
@@ -25,6 +26,7 @@ from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.quantities import bytes_text, left_text
+from training.hardware.resources import free_cores
 from training.records.bounded_fields import parse_object
 from training.records.plan import MemberPlan
 
@@ -32,6 +34,9 @@ MODULE = "training.trial.short_run_start"
 LONGEST = 1800.0
 """Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
 _MOST_LINES = 10_000
+_SKIP_POLL, _SKIP_GRACE = 0.2, 1.5
+"""Seconds between looks at whether measuring is to be skipped, and in which machines that are about as fast as the
+first may still report."""
 _PHASE_INTERVAL, _PROGRESS_INTERVAL = 0.5, 5.0
 """Least seconds between two progress lines of a short run: of different phases, and of the same one."""
 _ANNOUNCED_BYTES = 1_000_000
@@ -97,6 +102,18 @@ def bring(
         tell(MeasuringProgress(link.name, "has code, data and model"))
 
 
+def coordinator_candidate(name: str) -> ClusterMachine:
+    """Return the entry of this machine where it does not train: it may still carry the coordinator."""
+    system = "darwin" if sys.platform == "darwin" else "linux"
+    return ClusterMachine(
+        name=name,
+        identity=HereConnection.fingerprint,
+        system=system,
+        trains=False,
+        cores=free_cores(),
+    )
+
+
 class StartBarrier:
     """Holds short runs back before they compute while links are measured; they load their imports meanwhile."""
 
@@ -105,6 +122,8 @@ class StartBarrier:
         """Set once all machines have their code and data: nothing more is sent."""
         self.given_up = threading.Event()
         """Set once the measurement is abandoned."""
+        self.measured = threading.Event()
+        """Set once a machine has figures."""
         self._lock = threading.Lock()
         self._workers: list[RemoteWorker] = []
         self._action: Callable[[RemoteWorker], None] | None = None
@@ -113,12 +132,15 @@ class StartBarrier:
         """Add a short run to those that wait."""
         with self._lock:
             self._workers.append(worker)
-            if self._action is not None:
+            if self.given_up.is_set():
+                worker.signal(signal.SIGKILL)
+            elif self._action is not None:
                 self._action(worker)
 
     def open(self) -> None:
         """Let all short runs compute, including those admitted later."""
-        self._apply(lambda worker: worker.send({"go": True}))
+        if not self.given_up.is_set():
+            self._apply(lambda worker: worker.send({"go": True}))
 
     def give_up(self) -> None:
         """End all short runs, including those admitted later, and the transfers to their machines."""
@@ -130,6 +152,27 @@ class StartBarrier:
             self._action = action
             for worker in self._workers:
                 action(worker)
+
+
+@contextlib.contextmanager
+def ended_by(skip: threading.Event, barrier: StartBarrier) -> Iterator[None]:
+    """End the short runs of a measurement when it is to be skipped, as soon as one machine has figures."""
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(_SKIP_POLL):
+            if skip.is_set() and barrier.measured.is_set():
+                if not finished.wait(_SKIP_GRACE):
+                    barrier.give_up()
+                return
+
+    watcher = threading.Thread(target=watch, name="skip measuring", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
 
 
 def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, tell: Tell) -> SpeedFigures:
@@ -153,10 +196,29 @@ def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, 
         timeout = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         timeout.start()
         try:
-            return figures_of(placement, inputs, worker.lines(), tell)
+            return figures_of(placement, inputs, _noted(worker.lines(), barrier.measured), tell)
         finally:
             timeout.cancel()
             worker.signal(signal.SIGKILL)
+
+
+def _noted(lines: Iterator[bytes], measured: threading.Event) -> Iterator[bytes]:
+    """Yield the lines of a short run; set ``measured`` after the line that follows its first figures."""
+    for line in lines:
+        yield line
+        if b'"kind": "workload"' in line:
+            measured.set()
+
+
+def estimated(placement: Placement, measured: Sequence[SpeedFigures]) -> SpeedFigures:
+    """Return figures of a member that was not measured: those of the slowest machine that was, of its kind if any."""
+    member = placement.member
+    alike = [figures for figures in measured if figures.machine.device == member.lead.kind] or measured
+    slowest = min(alike, key=lambda figures: figures.machine.speed)
+    machine = slowest.machine.model_copy(
+        update={"identity": placement.facts.machine_key, "system": placement.facts.system.lower(), "estimated": True}
+    )
+    return slowest.model_copy(update={"machine": machine}).of(member)
 
 
 class MeasuringProgress(str):

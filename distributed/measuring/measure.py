@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +39,9 @@ from distributed.measuring.machine_figures import (
     SpeedFigures,
     StartBarrier,
     bring,
+    coordinator_candidate,
+    ended_by,
+    estimated,
     measure_member,
     placements_of,
 )
@@ -52,7 +55,6 @@ from distributed.preparation.preflight import Ready, check, memory_budgets, read
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
-from training.hardware.resources import free_cores
 from training.records.events import BUSY
 from training.records.plan import RunPlan
 
@@ -78,6 +80,8 @@ class MeasureOptions:
     tell: Tell = lambda line: None
     """Called with a line for each step."""
     cache: MeasurementCache = field(default_factory=MeasurementCache)
+    skip: threading.Event = field(default_factory=threading.Event)
+    """Set to end the short runs with the figures so far; machines without any get those of another one."""
 
 
 @dataclass
@@ -113,7 +117,7 @@ class MeasurementResult:
         machines = tuple(self._as_connected(speed.machine, links) for speed in self.speeds)
         local_name = first_members.get(self.local_name, "")
         if local_name and all(machine.name != local_name for machine in machines):
-            candidate = _coordinator_candidate(local_name)
+            candidate = coordinator_candidate(local_name)
             machines = (*machines, candidate.model_copy(update={"interface_mbit": self._interface(candidate, links)}))
         cluster = Cluster(machines=machines, links=links, here=local_name)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
@@ -133,18 +137,6 @@ class MeasurementResult:
         link_rates = (max(link.mbit, link.mbit_back) for link in links if machine.name in (link.source, link.target))
         combined_rates = (card.each_way for card in self.interfaces.figures if card.machine == machine.machine_name)
         return max([*link_rates, *combined_rates], default=0.0)
-
-
-def _coordinator_candidate(name: str) -> ClusterMachine:
-    """Return the entry of this machine where it does not train: it may still carry the coordinator."""
-    system = "darwin" if sys.platform == "darwin" else "linux"
-    return ClusterMachine(
-        name=name,
-        identity=HereConnection.fingerprint,
-        system=system,
-        trains=False,
-        cores=free_cores(),
-    )
 
 
 def _between_members(pair: PairFigures, first_members: Mapping[str, str]) -> list[Link]:
@@ -196,7 +188,7 @@ def measure_ready(
             local_name = starter.name
         result = MeasurementResult(names, local_name=local_name, model_path=profile.model.model_path)
         barrier = StartBarrier()
-        with ThreadPoolExecutor(1) as pool:
+        with ended_by(options.skip, barrier), ThreadPoolExecutor(1) as pool:
             speeds = pool.submit(stages.speeds, placements, plan, options, barrier)
             speeds.add_done_callback(lambda _: barrier.brought.set())
             try:
@@ -311,6 +303,8 @@ def current_speeds(
     blocks = BlockInputs(plan.profile, options.cache.folder / f"blocks-{os.getpid()}", blocks_to_measure(plan.profile))
     inputs_of = dict[MachineLink, Inputs]()
     speeds = usable_speeds(placements, inputs, options)
+    if speeds:
+        barrier.measured.set()
     missing = [placement for placement in placements if placement.member.name not in speeds] if options.machines else []
     fresh: dict[str, SpeedFigures] = {}
     problems: list[MusterError] = []
@@ -319,7 +313,8 @@ def current_speeds(
         try:
             step()
         except MusterError as error:
-            problems.append(error)
+            if not barrier.given_up.is_set():  # else it was ended, which is no problem
+                problems.append(error)
             return False
         return True
 
@@ -342,8 +337,12 @@ def current_speeds(
         barrier.brought.set()
         prepared = [placement for placement in missing if is_prepared[placement.link]]
         list(pool.map(lambda placement: attempt(lambda: run(placement)), prepared))
+    is_whole = not barrier.given_up.is_set()
+    if not is_whole and (measured := [*speeds.values(), *fresh.values()]):
+        guessed = [placement for placement in missing if placement.member.name not in fresh]
+        speeds |= {placement.member.name: estimated(placement, measured) for placement in guessed}
     for placement in missing:
-        if placement.member.name in fresh:
+        if placement.member.name in fresh and is_whole:
             options.cache.put(_placement_key(placement, inputs), fresh[placement.member.name])
     speeds |= fresh
     return [speeds[placement.member.name] for placement in placements if placement.member.name in speeds], problems

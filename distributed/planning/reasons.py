@@ -60,9 +60,11 @@ def _measured_in_use(predictor: Predictor) -> Iterator[Reason]:
     """Yield the machines that were measured while other programs used much of their processors; also those left out,
     which may have been left out for that."""
     for name in predictor.measured_machines:
-        others = predictor.cluster.machine(name).others
-        if others >= BUSY:
-            yield Reason.of(IN_USE, name, others=100 * others)
+        machine = predictor.cluster.machine(name)
+        if machine.estimated:
+            yield Reason.of(ESTIMATED, name)
+        elif machine.others >= BUSY:
+            yield Reason.of(IN_USE, name, others=100 * machine.others)
 
 
 def _why_alone(best: Candidate, groups: Sequence[Candidate], machine_count: int) -> Iterator[Reason]:
@@ -213,8 +215,8 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 
 # --------------------------------------------------------------------------------------------------------------- words
 
-IN_USE = "measured-in-use"
-"""Code of the reasons why the predicted times may be wrong; it stands beside these times."""
+IN_USE, ESTIMATED = "measured-in-use", "estimated"
+"""Codes of the reasons why the predicted times may be wrong; they stand beside these times."""
 _NOTICEABLE_PERCENT = 0.05
 """Per cent of a step below which waiting is not mentioned."""
 _WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
@@ -300,6 +302,7 @@ WORDS = {
     "cable-between": "with a cable between {subject} and {other}" + _WIRED,
     "cables-to": "with cables to {subject}" + _WIRED,
     IN_USE: "measured while {subject} was busy (other programs used {others:.0f} % of its processors)",
+    ESTIMATED: "the speed of {subject} is guessed, not measured",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says; --set {other}=auto compares all",
     "no-cost-model": "{subject} was not considered: {other}",
@@ -355,14 +358,17 @@ def sentence(reason: Reason) -> str:
 
 
 def in_use(planning: Planning | None) -> tuple[str, ...]:
-    """Return one sentence about all machines that were measured while other programs used them, if there are any."""
-    reasons = [reason for reason in (planning.reasons if planning is not None else ()) if reason.code == IN_USE]
+    """Return a sentence about all machines that were measured while other programs used them, if there are any, and one
+    about each whose speed is guessed."""
+    doubts = planning.reasons if planning is not None else ()
+    guessed = tuple(sentence(reason) for reason in doubts if reason.code == ESTIMATED)
+    reasons = [reason for reason in doubts if reason.code == IN_USE]
     if len(reasons) < 2:
-        return tuple(sentence(reason) for reason in reasons)
+        return (*guessed, *(sentence(reason) for reason in reasons))
     *names, last = (reason.subject for reason in reasons)
     most = max(reason.numbers["others"] for reason in reasons)
     others = f"other programs used up to {most:.0f} % of their processors"
-    return (f"measured while {', '.join(names)} and {last} were busy ({others})",)
+    return (*guessed, f"measured while {', '.join(names)} and {last} were busy ({others})")
 
 
 _PREFERRED = {

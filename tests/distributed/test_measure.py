@@ -288,6 +288,49 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: 
     assert early.told == late.told == [word]
 
 
+def test_skipping_ends_the_short_runs_once_a_machine_has_figures() -> None:
+    skip, gate, early, late = threading.Event(), StartBarrier(), Held(), Held()
+    with machine_figures.ended_by(skip, gate):
+        gate.admit(cast(Any, early))
+        gate.open()
+        skip.set()
+        list(machine_figures._noted(iter(lines(FACTS, STEP)), gate.measured))
+        assert not gate.given_up.is_set()
+        list(machine_figures._noted(iter(lines(TASK)), gate.measured))
+        until(lambda: len(early.told) > 1)
+        gate.open()
+        gate.admit(cast(Any, late))
+    assert early.told == [{"go": True}, signal.SIGKILL] and late.told == [signal.SIGKILL]
+
+
+def test_a_machine_that_was_skipped_is_guessed_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = SimpleNamespace(machine_key="SHA256:y", system="Darwin")
+    members = [MemberPlan(rank=rank, name=name, batch_size=4) for rank, name in enumerate("ab")]
+    placements = [Placement(cast(Any, ReceivingLink()), cast(Any, facts), one) for one in members]
+    gate, options = StartBarrier(), MeasureOptions(cache=MeasurementCache(tmp_path))
+
+    def measured(placement: Placement, *_: object) -> SpeedFigures:
+        if placement.member.name == "a":
+            gate.give_up()
+            return SPEED
+        until(gate.given_up.is_set)
+        raise SshError("b", "the short run there ended without figures")
+
+    monkeypatch.setattr(measure, "collect", lambda plan: inputs())
+    monkeypatch.setattr(measure, "BlockInputs", lambda *_: SimpleNamespace(of=lambda *_: None, close=lambda: None))
+    monkeypatch.setattr(measure, "blocks_to_measure", lambda profile: None)
+    monkeypatch.setattr(measure, "cached_speeds", lambda *_: {})
+    monkeypatch.setattr(measure, "bring", lambda *_: None)
+    monkeypatch.setattr(measure, "measure_member", measured)
+    plan: Any = SimpleNamespace(profile=None)
+    (first, second), problems = measure.current_speeds(placements, plan, options, gate)
+    assert (first, second.machine.name, second.machine.estimated, problems) == (SPEED, "b", True, [])
+    assert second.machine.measurements == SPEED.machine.measurements and second.machine.system == "darwin"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("interface", "interface_back", "medium"),
     [

@@ -51,6 +51,11 @@ def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     assert f"{doubt}: measure again when it is idle, with:" in summary and "measure mine --max-age 0" in summary
 
 
+def test_a_plan_says_whose_speed_is_guessed() -> None:
+    guessed = machine("b").model_copy(update={"estimated": True})
+    assert in_use(plan(joined((machine("a"), guessed)), job())) == ("the speed of machine b is guessed, not measured",)
+
+
 def test_several_machines_that_were_measured_in_use_are_one_sentence() -> None:
     reasons = tuple(Reason.of(IN_USE, name, others=percent) for name, percent in (("a", 89), ("b", 86), ("c", 88)))
     planning = plan(joined((machine("a"),)), job()).model_copy(update={"reasons": reasons})

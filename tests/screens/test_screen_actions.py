@@ -125,6 +125,23 @@ def test_machines_that_are_measured_alike_share_a_line() -> None:
     assert shown.plain.splitlines() == [f"a and b: {steps}, about 0:12 left", "c: measured"]
 
 
+def test_measuring_can_be_skipped_while_it_goes_on() -> None:
+    steering = at(Step.STRATEGY)
+    predicted = steering.state.strategy
+    steering.state = steering.state.putting(TaskKind.FORECAST, status=ItemStatus.WORKING)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, "s Skip measuring")
+        await pilot.press("s")
+        await until(pilot, lambda: steering.done == ["skip measuring"])
+        steering.state = steering.state.putting(TaskKind.FORECAST, state_part=predicted)
+        pilot.app.changed()
+        await pilot.press("s")
+        assert "Skip measuring" not in text(pilot.app) and steering.done == ["skip measuring"]
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
 def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
     steering = at(Step.PLAN)
     made, forecast = steering.state.part(TaskKind.PLAN), replace(steering.state.strategy, progress=("as recorded",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from distributed.planning.documents.document import Candidate, Choice, Planning,
 from distributed.planning.feedback import corrections
 from distributed.planning.layouts.divided_plan import fit_or_divide, plan_layout
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
-from distributed.planning.reasons import IN_USE, in_use, plain_reasons, sentence, settings_of
+from distributed.planning.reasons import ESTIMATED, IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.members import can_have_members
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
@@ -95,8 +96,13 @@ class Forecast:
         return apply_planning(planning, profile, self.machines)
 
 
-def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside) -> Forecast:
+def make_forecast(
+    request: PlanRequest, profile: Profile, tell: Tell, outside: Outside, skip: threading.Event
+) -> Forecast:
     """Prepare the machines, measure what is not known yet, and rank the candidate plans.
+
+    Args:
+        skip: set to end measuring with the figures so far.
 
     This computer alone is measured on demand only: there is nothing to choose, and the run would have to wait.
 
@@ -113,7 +119,9 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     files_there: Mapping[str, frozenset[str]] = {}
     try:
         measurements = outside.measure(
-            machines, profile, MeasureOptions(must_measure, must_measure, max_age, min(max_age, DOUBTFUL_AGE), tell)
+            machines,
+            profile,
+            MeasureOptions(must_measure, must_measure, max_age, min(max_age, DOUBTFUL_AGE), tell, skip=skip),
         )
         with suppress(MusterError, OSError):  # starting the run reports the error
             files_there = outside.files_there(machines, profile)
@@ -152,7 +160,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
         if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.without_interval] = way_of(planning, index, candidate)
     plain, assessment = plain_reasons(planning), FINE
-    sentences = (sentence(reason) for reason in planning.reasons if reason.code != IN_USE)
+    sentences = (sentence(reason) for reason in planning.reasons if reason.code not in (IN_USE, ESTIMATED))
     details = tuple(text for text in sentences if text not in plain)
     if planning.chosen is None:
         cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"

@@ -95,6 +95,7 @@ class Services:
         self._health: dict[str, Health] = {}
         self._trusted: tuple[str, ...] = ()
         self._asking_ended = threading.Event()
+        self._skip = threading.Event()
         self._measured_hosts: hosts_file.Hosts | None = None
         """Machines whose links were measured last."""
 
@@ -237,10 +238,15 @@ class Services:
     # ---------------------------------------------------------------------------------------------- strategy and plan
 
     def forecast(self, request: PlanRequest, tell: Tell) -> StrategyRanking:
-        """Measure what is not known yet, and rank the candidate plans."""
+        """Measure what is not known yet, until :meth:`skip_measuring`, and rank the candidate plans."""
+        self._skip.clear()
         self._check_code(request.answers.job)
         profile = job_view.resolved(request.answers.job, self._config).profile
-        return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
+        return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside, self._skip))
+
+    def skip_measuring(self) -> None:
+        """Let :meth:`forecast` go on with the figures so far, and guess the speed of machines that have none."""
+        self._skip.set()
 
     def with_interval(self, planning: forecasting.Forecast, index: int, steps: int) -> CandidateRow:
         """Predict a candidate plan with another sync interval; pure and quick."""

@@ -105,6 +105,8 @@ class ClusterMachine(Document):
     """``False``: it may run the coordinator, but is not a member."""
     measurements: Annotated[tuple[Measurement, ...], Field(max_length=64)] = ()
     """Measurements of the job's task; empty: it did not run there. Two batch sizes separate overhead from speed."""
+    estimated: bool = False
+    """Whether its measurements are those of another machine, because its own were skipped."""
     blocks: Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(max_length=10_000)] = ()
     """Seconds in which it computes forward and backward of one sample in each block of the model; empty: the blocks
     were not measured one by one."""
