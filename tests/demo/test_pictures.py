@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = {
     "machines": ("Which machines take part?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),
     "access": ("Can Muster log in there?", "new host key", "no key", "Password"),
-    "checks": ("Are they ready to train?", "torch", "demo-pc"),
+    "checks": ("Are they ready to train?", "nothing is installed there yet", "demo-pc"),
     "links": ("How fast is the network", "demo-studio", "Mbit/s"),
     "strategy": ("How should they train together?", "Fast", "One machine", "recommended"),
     "dashboard-overview": ("Healthy", "3/3 machines", "step", "demo-studio", "Detach"),
