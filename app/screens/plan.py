@@ -12,7 +12,7 @@ from textual.content import Content
 
 from app.console import command_line
 from app.report import what_next
-from app.screens.step_screen import StepScreen, cause_lines, failure, progress, shown_state, shown_status
+from app.screens.step_screen import SKIP, StepScreen, cause_lines, failure, progress, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
 from app.shell.folding import wrapped
@@ -61,6 +61,7 @@ class PlanScreen(StepScreen):
         Key("m", "measure", "Measure", "Run the task briefly on this machine, and predict the time of the run."),
         Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
+        SKIP,
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
@@ -101,14 +102,15 @@ class PlanScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
-        start, command, save, name, measure, job, another = self.KEYS
+        start, command, save, name, measure, job, another, skip = self.KEYS
         common = (command, save, name, *((measure,) if len(self.state.members) == 1 else ()), job)
         if self.state.started:
             return (_SHOW, another, *common)
         if failed:
             return (_RETRY, *common)
         if self.state.plan.status in UNSETTLED:
-            return (command, name, job)  # enter would only say that the plan is being made
+            is_measuring = self.state.strategy.status is ItemStatus.WORKING and len(self.state.members) > 1
+            return ((skip,) if is_measuring else ()) + (command, name, job)  # enter would only say that it is made
         return (start, *common)
 
     def action_go_on(self) -> None:

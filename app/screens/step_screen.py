@@ -27,6 +27,7 @@ from app.wizard.state.state import ORDER, Action, StatePart, Step, WizardState, 
 from profiles.quantities import duration_text, left_text
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
+SKIP = Key("s", "skip", "Skip measuring", "End measuring with the figures so far, and guess what is not measured yet.")
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
 
 
@@ -273,6 +274,11 @@ class StepScreen(BaseScreen):
 
     def action_retry(self) -> None:
         self.do(actions.retry(self.table.cursor))
+
+    def action_skip(self) -> None:
+        if self.state.strategy.status is ItemStatus.WORKING:
+            self.steered.wizard.skip_measuring()
+            self.notify("Measuring ends as soon as one machine has taken its first steps.")
 
     def toggle_skip(self, key: str) -> None:
         """Skip a machine, or include it again; the cursor stays on it although rows under it change."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import command_line
-from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
+from app.screens.step_screen import GO_ON, NEXT, SKIP, StepScreen, failure, progress
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, muted
 from app.wizard.state import actions
@@ -18,8 +18,6 @@ from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import divided_members, steps_text, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text, time_text
-
-SKIP = Key("s", "skip", "Skip measuring", "End measuring with the figures so far, and guess what is not measured yet.")
 
 
 class StrategyScreen(StepScreen):
@@ -59,11 +57,6 @@ class StrategyScreen(StepScreen):
         measures = self.state.strategy.status is ItemStatus.WORKING
         others = tuple(key for key in self.KEYS if key is not SKIP)
         return (SKIP, *others) if measures else others
-
-    def action_skip(self) -> None:
-        if self.state.strategy.status is ItemStatus.WORKING:
-            self.steered.wizard.skip_measuring()
-            self.notify("Measuring ends as soon as one machine has taken its first steps.")
 
     _detailed = False
 

@@ -125,10 +125,12 @@ def test_machines_that_are_measured_alike_share_a_line() -> None:
     assert shown.plain.splitlines() == [f"a and b: {steps}, about 0:12 left", "c: measured"]
 
 
-def test_measuring_can_be_skipped_while_it_goes_on() -> None:
-    steering = at(Step.STRATEGY)
+@pytest.mark.parametrize("step", [Step.STRATEGY, Step.PLAN])
+def test_measuring_can_be_skipped_while_it_goes_on(step: Step) -> None:
+    steering = at(step)
     predicted = steering.state.strategy
-    steering.state = steering.state.putting(TaskKind.FORECAST, status=ItemStatus.WORKING)
+    working = steering.state.putting(TaskKind.FORECAST, status=ItemStatus.WORKING)
+    steering.state = working.putting(TaskKind.PLAN, status=ItemStatus.WORKING)
 
     async def drive(pilot: Pilot[Any]) -> None:
         await until_text(pilot, "s Skip measuring")
@@ -137,6 +139,7 @@ def test_measuring_can_be_skipped_while_it_goes_on() -> None:
         steering.state = steering.state.putting(TaskKind.FORECAST, state_part=predicted)
         pilot.app.changed()
         await pilot.press("s")
+        await pilot.pause()
         assert "Skip measuring" not in text(pilot.app) and steering.done == ["skip measuring"]
 
     run(WizardApp(steering, clock=fixed_clock), drive)
