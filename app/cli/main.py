@@ -151,7 +151,8 @@ def usage_error(error: typer.TyperException, name: str, arguments: Sequence[str]
     hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
     if unknown and (hint := hints.get(unknown.group(1).replace("-", "_").lower())):
         return unknown.group(0), hint
-    if line := intended_line(message, arguments):
+    parameters = context.command.params if context is not None else ()
+    if line := intended_line(message, arguments, [name for parameter in parameters for name in parameter.opts]):
         return message[: suggestion.start() if suggestion else None].rstrip(" ."), f"type: {line}"
     if suggestion:
         at_top = message.startswith("No such command") and command == name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from app.cli.commands import COMMANDS, GROUPS
@@ -26,12 +26,13 @@ _HOSTS_OPTIONS = ("--host", "--hostfile", "--machine", "--machines", "--nodes")
 _MACHINES = re.compile(r"[\w.@:-]+(,[\w.@:-]+)+|[\w.-]+@[\w.:-]+")
 
 
-def intended_line(message: str, arguments: Sequence[str]) -> str:
+def intended_line(message: str, arguments: Sequence[str], options: Collection[str] = ("--hosts",)) -> str:
     """Return what to type instead of a refused command line; empty if its meaning is not plain.
 
     Args:
         message: of the refusal.
         arguments: as typed, without the program.
+        options: of the command that refused it.
     """
     word = next((word for word in arguments if not word.startswith("-")), "")
     if message.startswith(f"No such command '{word}'"):
@@ -41,8 +42,8 @@ def intended_line(message: str, arguments: Sequence[str]) -> str:
     option = re.match(r"No such option: (--[\w.-]+)", message)
     if option and arguments[:1] and arguments[0].partition("=")[0] == option[1]:
         return wizard_line(*arguments) if option[1] in WIZARD_OPTIONS else _by_option(option[1], arguments)
-    if option and option[1] in _HOSTS_OPTIONS:
-        return command_line(*("--hosts" if word == option[1] else word for word in arguments))
+    if option and option[1] in _HOSTS_OPTIONS and "--hosts" in options:
+        return _with_hosts(arguments)
     if option and option[1] == "--plain" and word in ("train", "distributed-train"):  # it opens no screen by itself
         return command_line(*(typed for typed in arguments if typed != "--plain"))
     surplus = re.match(r"Got unexpected extra argument\(?s?\)? \((.*)\)", message)
@@ -73,6 +74,23 @@ def _by_option(option: str, arguments: Sequence[str]) -> str:
     is_of_training = name in _OF_TRAINING or name in options_by_name()
     profile = [] if name == "resume" else ["PROFILE"]
     return command_line("distributed-train", *profile, *arguments) if is_of_training else ""
+
+
+def _with_hosts(arguments: Sequence[str]) -> str:
+    """Return the command line with all machines behind one ``--hosts``, whichever options named them."""
+    words, machines, at = list[str](), list[str](), -1
+    is_machine = False
+    for typed in arguments:
+        name, equals, value = typed.partition("=")
+        if name in (*_HOSTS_OPTIONS, "--hosts"):
+            at, is_machine = len(words) if at < 0 else at, True
+            machines += [value] if equals else []
+        elif typed.startswith("-") or not is_machine or is_profile(typed):
+            words.append(typed)
+            is_machine = False
+        else:
+            machines.append(typed)
+    return command_line(*words[:at], "--hosts", ",".join(machines), *words[at:])
 
 
 def _with_commas(arguments: list[str], surplus: Sequence[str]) -> str:

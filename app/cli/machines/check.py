@@ -23,7 +23,7 @@ from distributed.hosts.past_logins import forget_login
 from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
-from profiles.errors import ExitCode, MusterError, counted
+from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS
 from profiles.quantities import bytes_text
 from profiles.schema import DEFAULT_TASK
@@ -50,7 +50,13 @@ def distributed_check(
     from distributed.checks.examination import examine, repair
     from training.tasks.published_models import usable_profile
 
-    job = usable_profile(profile, tell=say).profile if profile else None
+    try:
+        job = usable_profile(profile, tell=say).profile if profile else None
+    except BadInput as refusal:
+        if hosts is not None or not refusal.hint.startswith("known: "):  # another fault, or a misspelt profile
+            raise
+        line = command_line("distributed-check", "--hosts", profile)
+        raise BadInput(refusal.message, f"if it is a machine, type: {line}") from refusal
     task = job.model.task if job else DEFAULT_TASK
     machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
     with ConnectionPool() as pool:
