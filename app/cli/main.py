@@ -49,7 +49,7 @@ def root(
 ) -> None:
     """Train one model on the machines you already own.
 
-    'wizard' opens the guided set-up; 'tour' shows it with recorded machines, and changes nothing.
+    'wizard' opens the guided set-up; 'tour' shows it with recorded machines, and only leaves a recorded run.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
