@@ -33,7 +33,6 @@ CAUSAL_LM, CUSTOM = "causal_lm", "custom"
 DEFAULT_TASK, QUANTISED = WHISPER, ("int8", "nf4")
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks with a published architecture, whose model Muster builds itself."""
-
 AUTO_LANGUAGE, EVERY_LANGUAGE = "auto", "all"
 
 
@@ -117,9 +116,8 @@ class ModelSettings(OptionsByOwner, Section):
     @classmethod
     def _initialise_student_from_teacher(cls, values: Any) -> Any:
         """Initialise a student without a model of its own from its teacher's weights."""
-        if not isinstance(values, dict) or values.get("task", DEFAULT_TASK) != WHISPER:
-            return values
-        if values.get("teacher_path") and not values.get("model_path"):
+        is_whisper = isinstance(values, dict) and values.get("task", DEFAULT_TASK) == WHISPER
+        if is_whisper and values.get("teacher_path") and not values.get("model_path"):
             return {**values, "model_path": values["teacher_path"]}
         return values
 
@@ -210,7 +208,6 @@ class DataSettings(Section):
 
 AskedEngine = Literal["auto", "mesh", "nccl"]
 """An engine as requested."""
-
 Transport = Literal["auto", "tls"]
 """``auto``: frames sealed with keys from a TLS handshake; ``tls``: everything through TLS itself."""
 
@@ -323,6 +320,9 @@ class RunSettings(Section):
     cluster: str = option("", "file of machines to simulate and their times (docs/how-to/scale.md)", kind="path")
     shares: str = option(
         "", "relative share of the batch for each worker, separated by commas (2,1); empty: equal", advanced=True
+    )
+    balance: Literal["auto", "on", "off"] = option(
+        "auto", "whether shares follow measured speed; auto: on several machines, unless shares are set", advanced=True
     )
     fit_memory: str = option(
         "auto",

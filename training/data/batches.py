@@ -252,7 +252,7 @@ class BatchSource:
 
         Args:
             remaining_steps: steps after this one.
-            max_micro_batch: largest micro-batch in samples; 0: the member's batch size.
+            max_micro_batch: size of the micro-batches into which the step is cut; 0: the member's batch size.
             rank: the member whose share of the step is wanted; ``None``: this member.
         """
         request = _StepRequest(cursor, dict(batch_sizes), max_micro_batch, self._rank if rank is None else rank)
@@ -293,12 +293,10 @@ class BatchSource:
         cursor, batch_sizes, max_size, rank = request
         cursor = self._schedule.start(cursor, batch_sizes)
         micro_batches, after = self._schedule.step(cursor, batch_sizes, rank)
-        pieces = [
-            batch[i : i + (max_size or len(batch))]
-            for batch in micro_batches
-            for i in range(0, len(batch), max_size or len(batch))
-        ]
         own_indices = [index for batch in micro_batches for index in batch]
+        pieces = micro_batches
+        if max_size:
+            pieces = [own_indices[i : i + max_size] for i in range(0, len(own_indices), max_size)]
         longest = self._schedule.longest(cursor, batch_sizes, rank, own_indices)
         return _StepPlan(pieces, self._schedule.epoch_of(cursor, rank), longest, after)
 

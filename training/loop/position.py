@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.data.balance import ShareBalance
 from training.data.sample_order import Cursor
 from training.loop.state import persistent_buffers, prefixed, tensors_under
 
@@ -38,6 +39,17 @@ class Position:
     attempts: list[tuple[int, int]] = field(default_factory=list)
     """Attempts that led here, each with the step at which it began. An attempt that resumed before the beginning of an
     earlier one replaces it."""
+    balance: ShareBalance | None = None
+    """Shares that follow the members' speed; ``None``: they stay as planned."""
+
+    def follow(self, planned: Mapping[int, int]) -> None:
+        """Train on with these members from here on; if there are none, with those before.
+
+        Args:
+            planned: micro-batch of each as the plan has it, by rank.
+        """
+        live = self.balance.sizes_of(planned) if self.balance is not None else dict(planned)
+        self.batch_sizes = live or self.batch_sizes
 
     def begin(self, attempt: int) -> None:
         """Record that an attempt begins here."""
@@ -64,6 +76,7 @@ class Position:
             "stopping": self.stopping.to_state(),
             "live": list(self.batch_sizes),
             "course": self.attempts,
+            **({} if self.balance is None else {"balance": self.balance.state()}),
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -80,7 +93,9 @@ class Position:
         self.stopping.load(state["stopping"], tensors_under(_BEST, tensors))
         self.attempts = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
         live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
-        self.batch_sizes = {rank: size for rank, size in live.items() if rank not in absent} or live
+        if self.balance is not None:
+            self.balance.load(state.get("balance", {}))
+        self.follow({rank: size for rank, size in live.items() if rank not in absent} or live)
 
 
 @dataclass

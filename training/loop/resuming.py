@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput, NothingToResume
+from training.data.balance import reports_held
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.mean.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
@@ -47,7 +48,7 @@ class HeldSnapshots(BaseModel):
     courses: dict[Step, Annotated[list[tuple[Count, Step]], Field(max_length=MOST_ATTEMPTS)]] = {}
     """Attempts that led to each snapshot, with the steps at which they began, by step."""
     rounds: dict[Step, Count] = {}
-    """Results of the strategy's rounds that each snapshot holds, by step."""
+    """Results of the strategy's rounds, and reports of speeds, that each snapshot holds, by step."""
     parts: dict[Step, tuple[Count, Count]] = {}
     """Which part of the member's model each snapshot holds, from 0, and of how many, by step."""
     folder: Text = ""
@@ -68,7 +69,11 @@ class HeldSnapshots(BaseModel):
         return cls(
             live={step: state.get("live", []) for step, state in states.items()},
             courses={step: state.get("course", []) for step, state in states.items()},
-            rounds={step: rounds_held(state["strategy"]) for step, state in states.items() if "strategy" in state},
+            rounds={
+                step: rounds_held(state["strategy"]) + reports_held(state)
+                for step, state in states.items()
+                if "strategy" in state
+            },
             parts={step: state.get("part", (0, 1)) for step, state in states.items()},
             folder=str(store.directory),
             unsound=[step for step in store.steps() if step not in steps] if problems else [],

@@ -289,7 +289,7 @@ class Trainer:
         self.plan = self.control.with_announced(self.plan)
         members = self.layout.members(self.strategy, self.exchange, self.position.step)
         live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
-        self.position.batch_sizes = live or self.position.batch_sizes  # who joins tells it, and the run of losses
+        self.position.follow(live)  # who joins tells it, and the run of losses
         if live and self.local:
             for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
                 if self.rank == min(live):

@@ -1,18 +1,65 @@
-"""A member of a run whose members train at their own pace between two meeting points."""
+"""Members of unequal speed: those that train at their own pace between two meeting points, and those that train in step
+on shares of the batch that follow their speed."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from training.data.balance import ShareBalance
 from training.data.batches import StepBatches
 from training.data.sample_order import SampleSchedule
+from training.exchange.base import Exchange, Traffic
+from training.layouts.base import Layout
 from training.loop.trainer import Trainer
-from training.records.events import SyncEvent
+from training.loop.update import StepFigures
+from training.records.events import Emit, SyncEvent
 from training.records.plan import RunPlan
+from training.run.local_plan import balances
+from training.run.orders import Control
 from training.strategies.registry import segment_steps_of
+from training.tasks.base import Task
 
 
 def trainer_class(plan: RunPlan) -> type[Trainer]:
     """Return the trainer class of a run's members."""
-    return UnevenTrainer if segment_steps_of(plan.profile.strategy) else Trainer
+    if segment_steps_of(plan.profile.strategy):
+        return UnevenTrainer
+    return BalancedTrainer if balances(plan) else Trainer
+
+
+class BalancedTrainer(Trainer):
+    """Its share of every step follows its speed; see :mod:`training.data.balance`.
+
+    Its micro-batches are never larger than planned, which is what fits into its memory: a larger share is computed in
+    more of them.
+    """
+
+    def __init__(
+        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, rank, task, exchange, emit, control, run_dir, layout)
+        self._balance = self.position.balance = ShareBalance(self.settings.gradient_accumulation)
+
+    def _batches(self, max_micro_batch: int) -> StepBatches:
+        planned = self.member.batch_size
+        if self.position.batch_sizes.get(self.rank, planned) != planned:
+            max_micro_batch = min(max_micro_batch or planned, planned)
+        return super()._batches(max_micro_batch)
+
+    def _emit_step(
+        self, batches: StepBatches, figures: StepFigures, rate: float, seconds: float, traffic: Traffic
+    ) -> None:
+        super()._emit_step(batches, figures, rate, seconds, traffic)
+        self._balance.note_step(max(0.0, seconds - traffic.wait_seconds), seconds, batches.samples)
+
+    def _at_synchronisation_point(self) -> None:
+        step, sizes = self.position.step, self.position.batch_sizes
+        if self._balance.is_due(step) and step < self.total_steps and len(sizes) > 1:
+            decision = self._balance.meet(step, sizes, self.exchange, self._name_of)
+            if decision is not None and decision.rank == self.rank:
+                self._warn(decision.reason)
+        super()._at_synchronisation_point()
 
 
 class UnevenTrainer(Trainer):

@@ -66,12 +66,15 @@ def plan_local_run(
     if workers > 1 and segment_steps_of(chosen.strategy):
         _check_own_pace(chosen)
     devices = _devices(profile, workers, simulated, count if on_this_machine and not simulated else lambda: 0)
-    return RunPlan(
+    plan = RunPlan(
         run_id=new_run_id(),
         profile=chosen,
         members=_members(chosen, batch_sizes, devices),
         engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
     )
+    if profile.run.balance == "on" and (reason := why_not_balanced(plan)):
+        raise BadInput(f"balance = on {reason}", "set balance = auto", option="balance")
+    return plan
 
 
 def _check_count(workers: int) -> None:
@@ -126,6 +129,28 @@ def _check_own_pace(profile: Profile) -> None:
     if profile.evaluation.eval_local == "on":
         hint = "set eval_local = auto"
         raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
+
+
+def balances(plan: RunPlan) -> bool:
+    """Whether the shares of a run follow the speed of its members."""
+    choice = plan.profile.run.balance
+    wanted = choice == "on" or (choice == "auto" and plan.own_folders and not plan.profile.run.shares)
+    return wanted and not why_not_balanced(plan)
+
+
+def why_not_balanced(plan: RunPlan) -> str:
+    """Return why the shares of a run cannot follow speed, as words after ``balance = on``; empty: they can."""
+    data, strategy = plan.profile.data, plan.profile.strategy
+    reasons = {
+        "has nothing to do for a launched script": plan.launch is not None,
+        "moves no samples between simulated members": plan.engine == "simulated",
+        "is for members of one device each": plan.is_staged,
+        f"has nothing to do: with {strategy.strategy} members take samples as fast as they can": bool(
+            segment_steps_of(strategy)
+        ),
+        "moves no samples: they belong to one machine each": data.local_data or split_of(data.split).kind != "global",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def own_data(profile: Profile, rank: int, folder: str = "") -> str:

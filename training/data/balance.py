@@ -1,0 +1,257 @@
+"""Shares of the batch that follow the members' measured speed while a run trains.
+
+Every few steps, at a synchronisation point, members tell each other how long they computed for a sample, without
+waiting. From the same figures and the same state all of them decide the same, so nobody has to be asked, whoever
+carries the coordinator. A decision moves samples between members: the batch of the whole step stays as it is, and so
+does the order of the samples, of which each member takes its slice
+(:class:`training.data.sample_order.SampleSchedule`). So an epoch holds each sample once, whatever is decided.
+
+One slow step, an evaluation or a snapshot moves nothing: the figure is a median over the window, and shares change only
+if windows of :data:`LEAST_STEPS` steps and :data:`LEAST_SECONDS` seconds in a row promise a step that is shorter by
+:data:`LEAST_GAIN`. Where they change again and again, this number of steps doubles each time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from training.exchange.base import Exchange
+from training.exchange.payloads import figures_by_rank
+
+WINDOW, WINDOW_SECONDS = 10, 0.5
+"""Steps and seconds that members train at least between two reports of their speed."""
+LEAST_STEPS, LEAST_SECONDS = 20, 2.0
+"""Steps and seconds for which windows in a row must promise the gain."""
+LEAST_GAIN, LEAST_SAVING = 0.1, 0.005
+"""Least share of a step, and of its seconds, for which shares change."""
+_RECENT, _MOST_DOUBLED = 400, 5
+"""Steps after which a change counts no longer as one of many, and how often the steps before the next one double."""
+_MOST_WINDOW, _FEWEST_MEASURED = 1000, 5
+_NOTED = 1.3
+"""Ratio of two speeds of a member from which its own change is the reason that is told."""
+_MOST_NAMED = 4
+
+
+class Speed(NamedTuple):
+    """What a member reports of the steps since the last report."""
+
+    seconds: float
+    """Computing for a sample, median over the steps."""
+    step: float
+    """Of a step with its waiting, mean over the steps."""
+    steps: float
+
+
+class Decision(NamedTuple):
+    """Shares that change from the next step on."""
+
+    sizes: dict[int, int]
+    """New micro-batch of every live member, by rank."""
+    rank: int
+    """The member that the reason names."""
+    reason: str
+
+
+@dataclass
+class ShareBalance:
+    """The shares that changed, and what was measured since. All members hold the same, but for their own window."""
+
+    accumulation: int = 1
+    """Micro-batches in a step."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Micro-batch by rank, of the members whose share was changed."""
+    reports: int = 0
+    """How often members have told each other their speed."""
+    next_report: int = WINDOW
+    """Steps of the run after which they do so next."""
+    evidence: tuple[int, float] = (0, 0.0)
+    """Steps and seconds of the windows in a row that promised a gain."""
+    changes: list[int] = field(default_factory=list)
+    """Steps after which shares changed, the newest ones."""
+    reference: dict[int, float] = field(default_factory=dict)
+    """Seconds for a sample by rank, at the first report or the last change."""
+    _window: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOW))
+
+    def sizes_of(self, planned: Mapping[int, int]) -> dict[int, int]:
+        """Return the micro-batches of live members.
+
+        Args:
+            planned: their micro-batches by rank as the plan has them.
+        """
+        return {rank: self.sizes.get(rank, size) for rank, size in planned.items()}
+
+    def note_step(self, compute: float, seconds: float, samples: int) -> None:
+        """Record a step of this member.
+
+        Args:
+            compute: seconds without waiting.
+            seconds: of the whole step.
+        """
+        if samples:
+            self._window.append((compute / samples, seconds))
+
+    def is_due(self, step: int) -> bool:
+        """Whether members report their speed at a synchronisation after ``step`` steps."""
+        return step >= self.next_report
+
+    def meet(
+        self, step: int, sizes: Mapping[int, int], exchange: Exchange, name_of: Callable[[int], str]
+    ) -> Decision | None:
+        """Exchange the members' speeds; return what is decided. A collective call of all members.
+
+        Args:
+            step: after which they meet.
+            sizes: micro-batch of each member in the steps before, by rank.
+        """
+        report = self._report()
+        gathered = exchange.gather(f"balance/{step}", json.dumps(report._asdict() if report else {}).encode())
+        speeds = {rank: _valid_speed(figures) for rank, figures in figures_by_rank(gathered).items()}
+        valid = {rank: speed for rank in sizes if (speed := speeds.get(rank)) is not None}
+        decision = self.decide(step, dict(sizes), valid, name_of)
+        self.reports += 1
+        return decision
+
+    def decide(
+        self, step: int, sizes: dict[int, int], speeds: Mapping[int, Speed], name_of: Callable[[int], str] = str
+    ) -> Decision | None:
+        """Return the change of shares after ``step`` steps, if there is one, and record it.
+
+        Args:
+            sizes: micro-batch of each live member, by rank.
+            speeds: their valid reports; where one lacks, nothing changes.
+        """
+        self.next_report = step + WINDOW
+        if len(sizes) < 2 or speeds.keys() != sizes.keys():
+            self.evidence = (0, 0.0)
+            return None
+        seconds = {rank: speed.seconds for rank, speed in speeds.items()}
+        step_seconds = statistics.median(speed.step for speed in speeds.values())
+        measured_steps = int(statistics.median(speed.steps for speed in speeds.values()))
+        self.next_report = step + window_steps(step_seconds)
+        for rank, value in seconds.items():
+            self.reference.setdefault(rank, value)
+        best = split_evenly(sum(sizes.values()), seconds)
+        now, then = (self.accumulation * longest(those, seconds) for those in (sizes, best))
+        if now - then < max(LEAST_SAVING, LEAST_GAIN * max(now, step_seconds)):
+            self.evidence = (0, 0.0)
+            return None
+        steps, duration = self.evidence
+        self.evidence = steps + measured_steps, duration + measured_steps * step_seconds
+        if self.evidence[0] < self.patience(step) or self.evidence[1] < LEAST_SECONDS:
+            return None
+        decision = self._describe(sizes, best, seconds, name_of)
+        self.sizes |= best
+        self.reference, self.evidence = seconds, (0, 0.0)
+        self.changes = [*self.changes[-_MOST_DOUBLED:], step]
+        return decision
+
+    def patience(self, step: int) -> int:
+        """Return the steps for which windows in a row must promise a gain before shares change after ``step`` steps."""
+        recent = sum(step - change < _RECENT for change in self.changes)
+        return int(LEAST_STEPS * 2 ** min(_MOST_DOUBLED, max(0, recent - 1)))
+
+    def _report(self) -> Speed | None:
+        window = list(self._window)
+        self._window.clear()
+        if len(window) < _FEWEST_MEASURED:
+            return None
+        seconds, steps = zip(*window, strict=True)
+        return Speed(statistics.median(seconds), statistics.fmean(steps), len(window))
+
+    def _describe(
+        self,
+        sizes: Mapping[int, int],
+        best: Mapping[int, int],
+        seconds: Mapping[int, float],
+        name_of: Callable[[int], str],
+    ) -> Decision:
+        """Return the decision with its reason: whose speed changed most, or else who is slowest."""
+        ratios = {rank: seconds[rank] / self.reference[rank] for rank in sizes}
+        changed = max(ratios, key=lambda rank: (abs(math.log(ratios[rank])), -rank))
+        since = f"at step {self.changes[-1]}" if self.changes else "at the start"
+        if not 1 / _NOTED < ratios[changed] < _NOTED:
+            ratio, word = (ratios[changed], "slower") if ratios[changed] > 1 else (1 / ratios[changed], "faster")
+            reason = f"{name_of(changed)} computes {ratio:.1f} times {word} than {since}"
+        else:
+            changed, fastest = (pick(seconds, key=lambda rank: seconds[rank]) for pick in (max, min))
+            ratio = seconds[changed] / seconds[fastest]
+            reason = f"{name_of(changed)} takes {ratio:.1f} times as long for a sample as {name_of(fastest)}"
+        counts = {rank: (self.accumulation * sizes[rank], self.accumulation * best[rank]) for rank in sizes}
+        total = self.accumulation * sum(sizes.values())
+        before, after = counts.pop(changed)
+        share = f"its share goes from {before} to {after} of {total} samples" if before != after else (
+            f"its share of {total} samples stays {after}")  # fmt: skip
+        others = sorted((rank for rank, (old, new) in counts.items() if old != new),
+                        key=lambda rank: (-abs(counts[rank][1] - counts[rank][0]), rank))  # fmt: skip
+        moved = [f"{name_of(rank)}'s from {counts[rank][0]} to {counts[rank][1]}" for rank in others[:_MOST_NAMED]]
+        more = [f"those of {len(others) - _MOST_NAMED} more too"] if len(others) > _MOST_NAMED else []
+        return Decision(dict(best), changed, f"{reason}: {', '.join((share, *moved, *more))}")
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able part for snapshots and newcomers."""
+        return {
+            "sizes": [*self.sizes.items()],
+            "reports": self.reports,
+            "next_report": self.next_report,
+            "evidence": self.evidence,
+            "changes": self.changes,
+            "reference": [*self.reference.items()],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore from :meth:`state`; an empty one has nothing to restore."""
+        if not state:
+            return
+        self.sizes = {int(rank): max(1, int(size)) for rank, size in state["sizes"]}
+        self.reports, self.next_report = int(state["reports"]), int(state["next_report"])
+        steps, seconds = state["evidence"]
+        self.evidence, self.changes = (int(steps), float(seconds)), [int(step) for step in state["changes"]]
+        self.reference = {int(rank): float(value) for rank, value in state["reference"]}
+        self._window.clear()
+
+
+def window_steps(step_seconds: float) -> int:
+    """Return the steps between two reports where a step takes so long."""
+    return min(_MOST_WINDOW, max(WINDOW, math.ceil(WINDOW_SECONDS / max(step_seconds, 1e-6))))
+
+
+def longest(sizes: Mapping[int, int], seconds: Mapping[int, float]) -> float:
+    """Return the seconds until the last member has computed its samples."""
+    return max(size * seconds[rank] for rank, size in sizes.items())
+
+
+def split_evenly(total: int, seconds: Mapping[int, float]) -> dict[int, int]:
+    """Split ``total`` samples, at least one each, so that the last member is done as early as possible.
+
+    Args:
+        seconds: that each member computes for a sample, by rank.
+    """
+    speeds = {rank: 1 / value for rank, value in seconds.items()}
+    scale = math.fsum(speeds.values())
+    sizes = {rank: max(1, math.floor(total * speed / scale)) for rank, speed in speeds.items()}
+    while sum(sizes.values()) < total:
+        sizes[min(sizes, key=lambda rank: ((sizes[rank] + 1) * seconds[rank], rank))] += 1
+    while sum(sizes.values()) > total:
+        large = [rank for rank, size in sizes.items() if size > 1]
+        sizes[max(large, key=lambda rank: (sizes[rank] * seconds[rank], rank))] -= 1
+    return sizes
+
+
+def reports_held(state: Mapping[str, Any]) -> int:
+    """Return how many reports of speeds the state of a snapshot holds: members that lost one another in one differ."""
+    balance = state.get("balance") or {}
+    return int(balance.get("reports", 0))
+
+
+def _valid_speed(figures: Mapping[str, float]) -> Speed | None:
+    """Return a member's report with its figures in bounds; ``None``: it has none, or an impossible one."""
+    values = [figures.get(name, math.nan) for name in Speed._fields]
+    if not all(1e-9 < value < 1e6 for value in values):
+        return None
+    return Speed(*values)
