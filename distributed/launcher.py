@@ -10,6 +10,7 @@ from pathlib import Path
 from distributed.checks.machine_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.machine.link import MachineLink, Tell, address_towards
+from distributed.measuring.known_speeds import with_known_speeds
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions, measure_ready
 from distributed.planning import planner
@@ -84,7 +85,8 @@ def plan_machines(
     if is_divided(profile):
         plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured
     elif is_chosen or len(member_names(machines)) == 1:
-        return PlannedRun(plan_run(profile, machines))
+        known = MeasureOptions(max_age=options.max_age, doubtful_age=DOUBTFUL_AGE, tell=tell)
+        return PlannedRun(with_known_speeds(plan_run(profile, machines), profile, machines, known))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from planner_figures import measured_pair
 from scripted_connection import undialled as link
 
 from distributed import launcher
 from distributed.launcher import addresses_of
+from distributed.measuring import measure
+from distributed.measuring.known_speeds import with_known_speeds
+from distributed.measuring.machine_figures import SpeedFigures, placements_of
+from distributed.measuring.measure import MeasureOptions
+from distributed.planning.documents.cluster import ClusterMachine, Measurement, MeasurementCache
+from distributed.planning.documents.document import Workload
+from distributed.preparation.code_sync import collect
+from distributed.preparation.members import plan_run
+from profiles.files.resolve import profile_from_options
+from tests.distributed.test_preflight import SOUND
 
 PAIRS = [
     measured_pair("here", "studio", 900, interface="bridge0", interface_back="bridge0", address="169.254.7.2"),
@@ -55,3 +68,33 @@ def test_members_are_dialled_where_they_answered_the_fastest_way_first() -> None
     pairs = [*PAIRS[:3], measured_pair("mini", "studio", 900, address="169.254.8.1", paths=slow)]
     assert addresses_of("studio", pairs) == ("169.254.8.1", "169.254.7.2", "10.0.0.7")
     assert addresses_of("here", pairs) == ()  # it called, and nobody called it
+
+
+@pytest.mark.parametrize(
+    ("options", "measured", "sizes"),
+    [
+        ({}, 3, [14, 7, 3]),
+        ({}, 2, [8, 8, 8]),
+        ({"shares": "1,1,2"}, 3, [6, 6, 12]),
+        ({"balance": "off"}, 3, [8, 8, 8]),
+        ({"strategy": "async_diloco"}, 3, [8, 8, 8]),
+    ],
+)
+def test_a_strategy_named_by_hand_has_shares_by_the_speeds_that_are_known(
+    tmp_path: Path, options: dict[str, str], measured: int, sizes: list[int]
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "job.py").write_text("def build(): ...")
+    job = {"task": "custom", "model_path": f"{tmp_path}/job/job.py:build", "batch_size": "8", "strategy": "diloco"}
+    profile = profile_from_options("p", {**job, **options})
+    machines = [(link(name), replace(SOUND, fingerprint=name)) for name in ("attic", "cellar", "garage")]
+    plan, told, known = plan_run(profile, machines), list[str](), MeasureOptions(cache=MeasurementCache(tmp_path / "c"))
+    for placement, speed in list(zip(placements_of(machines, plan.members), (100, 50, 25), strict=True))[:measured]:
+        points = tuple(Measurement(batch=batch, seconds=batch / speed, peak=10**6) for batch in (4, 8))
+        machine = ClusterMachine(name=placement.member.name, machine=placement.member.machine, measurements=points)
+        workload = Workload(trainable=10, total=20, samples=300, model_path=profile.model.model_path)
+        figures = SpeedFigures(machine=machine, workload=workload)
+        known.cache.put(measure._placement_key(placement, collect(plan)), figures)
+    shared = with_known_speeds(plan, profile, machines, replace(known, tell=told.append))
+    assert [member.batch_size for member in shared.members] == sizes
+    assert told == (["shares of a step by measured speed: attic 14, cellar 7, garage 3 samples"] if 14 in sizes else [])
