@@ -23,7 +23,7 @@ from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
-from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, timeline_entry
+from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, snapshot_sentence, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text
 from training.records.events import (
@@ -236,7 +236,7 @@ class PlainProgress(ProgressDisplay):
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():
                 if event.step != before.snapshot_step:
-                    self._bounded(f"snapshot of step {event.step} written")
+                    self._bounded(snapshot_sentence(event.step))
             case _:
                 if text := change_line(before, self.state, event):  # lines about the run itself are never dropped
                     (self._line if isinstance(event, RunEvent) else self._bounded)(text)

@@ -131,7 +131,7 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
         case EvaluationEvent():
             return entry("evaluation", result_text(event), step=event.step)
         case SnapshotEvent():
-            return entry("snapshot", f"snapshot of step {event.step} written", step=event.step)
+            return entry("snapshot", snapshot_sentence(event.step), step=event.step)
         case WarningEvent() if event.unreached and member is not None and event.unreached == member.unreached:
             return None  # it tries again and again
         case WarningEvent():
@@ -170,6 +170,11 @@ def _names(text: str, name: str) -> bool:
 def run_sentence(status: str, reason: str = "") -> str:
     """Return the sentence of a run's new status: ``the run failed: no space left``."""
     return with_reason(_RUN[status], "" if reason == "stopped" else reason)
+
+
+def snapshot_sentence(step: int) -> str:
+    """Return the sentence of a snapshot."""
+    return f"snapshot of step {step} written"
 
 
 def with_reason(statement: str, reason: str) -> str:

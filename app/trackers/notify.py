@@ -35,6 +35,7 @@ from training.records.event_log import newest_number
 from training.records.events import EvaluationEvent, Event, MemberEvent
 from training.records.run_files import write_atomically
 from training.records.runs import summarise
+from training.run.narration import loss_sentence
 
 DESKTOP = "desktop"
 _PATIENCE = 20.0
@@ -167,9 +168,8 @@ class Notifier:
         if isinstance(event, EvaluationEvent):
             self._result = result_text(event, limit=2)
         elif isinstance(event, MemberEvent) and event.status == "lost" and event.member is not None:
-            cause = f" ({event.message})" if event.message else ""
             name = event.name or self._run.name(event.member)
-            self._send("running", f"{name} is lost{cause}; the others go on")
+            self._send("running", loss_sentence(name, event.message))
 
     def flush(self) -> None:
         """Do nothing: each message is sent at once."""

@@ -24,7 +24,7 @@ from distributed.discovery.mdns_browser import LOCAL_NETWORK_HINT
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Failed, Identified, Observation, Problem, Reachability, State
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import CONNECTION_LIMIT, REMOTE_LOGIN, SshError, UnknownHostKey
+from distributed.ssh.errors import REMOTE_LOGIN, SshError, UnknownHostKey, refused_again
 from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
 from distributed.ssh.wire import NO_ROUTE, Deadline, SshStream, in_background
@@ -314,10 +314,7 @@ class PathWatch:
     async def _failed(self, endpoint: Endpoint, schedule: _Schedule, problem: Problem) -> None:
         schedule.failures += 1
         if problem.cause == "port_closed" and (ago := self._clock() - schedule.reached) < _RECENT:
-            message = f"{endpoint.host_port} answered {ago:.0f} s ago and refuses connections now"
-            problem = Problem(
-                problem.cause, message, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
-            )
+            problem = Problem(problem.cause, *refused_again(endpoint.host_port, ago))
         silent = problem.cause == "timeout"
         if not silent or schedule.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))

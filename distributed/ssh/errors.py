@@ -15,6 +15,13 @@ REMOTE_LOGIN = (
 
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
 
+
+def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:
+    """Return problem and hint where an endpoint refuses connections that answered so many seconds ago."""
+    problem = f"{endpoint} answered {seconds:.0f} s ago and refuses connections now"
+    return problem, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
+
+
 _LONGEST = 1000
 """Maximum characters of a message or hint; ours are shorter, but may quote a server's message."""
 

@@ -29,6 +29,7 @@ from distributed.ssh.errors import (
     PortClosed,
     SshError,
     Stalled,
+    refused_again,
 )
 from distributed.ssh.login_history import note_answer, seconds_since_answer
 from training.exchange.links.dialling import send_small_segments
@@ -274,9 +275,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:
-            problem = f"{endpoint} answered {ago:.0f} s ago and refuses connections now"
-            hint = f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
-            return PortClosed(host.machine, problem, hint)
+            return PortClosed(host.machine, *refused_again(endpoint, ago))
         return PortClosed(host.machine, f"no SSH server listens at {endpoint}", REMOTE_LOGIN)
     if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
         problem = f"this computer has no address {host.bind_address} to connect to {endpoint} from"

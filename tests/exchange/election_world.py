@@ -54,7 +54,7 @@ class Worker:
 
     def set_results(self, results: list[Result]) -> None:
         self.results, full = results, len(results)
-        self.note(full=full, started=full + 1, kept=min(self.settled, full))
+        self.note(full=full, started=full + 1, dropped=min(self.settled, full))
 
     @property
     def is_alive(self) -> bool:
@@ -272,7 +272,7 @@ class ElectionWorld:
     def _end(self, worker: Worker, status: GroupStatus) -> None:
         worker.member = None
         worker.inbox.clear()
-        if not status.again:
+        if not status.may_return:
             worker.ended = status.failed
             return
         fresh = self.workers[worker.rank] = Worker(worker.rank, worker.incarnation + 1)
@@ -334,7 +334,7 @@ class ElectionWorld:
         longest = max((other.results for other in mesh), key=len)
         number = len(worker.results)
         if number < len(longest):
-            assert number >= min(other.report.kept for other in mesh if other.results == longest)
+            assert number >= min(other.report.dropped for other in mesh if other.results == longest)
             worker.set_results(list(longest))
         elif all(len(o.results) >= number and (o.held_after is None or number < o.held_after) for o in mesh):
             worker.set_results([*worker.results, (worker.report.mesh, worker.report.members)])
@@ -357,5 +357,5 @@ class ElectionWorld:
         for rank in astray:
             worker = self.workers[rank]
             self.hang_up(rank)
-            self._end(worker, GroupStatus(failed="the others recomputed a result without it", again=True))
+            self._end(worker, GroupStatus(failed="the others recomputed a result without it", may_return=True))
         return bool(astray)

@@ -93,7 +93,7 @@ def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
         ([hello(2), b"y" * (MAX_LINE + 1)], "too long"),
         ([hello(2), encode_line(Report(epoch=1 << 50, mesh=0))], "has not been"),
         ([hello(2), b'{"full": 1e300}\n'], "not a message"),
-        ([hello(2), encode_line(Report(full=3, kept=9))], "contradicts"),
+        ([hello(2), encode_line(Report(full=3, dropped=9))], "contradicts"),
         ([hello(7), encode_line(Report())], "rank 7 of 3"),
         ([hello(2, run_id="other"), encode_line(Report())], "another run"),
         ([hello(2), b'{"lost": 2}\n'], "contradicts"),

@@ -40,7 +40,7 @@ class Fake:
     published: int = 0
     holds: int | None = None
     ended: str = ""
-    again: bool = False
+    may_return: bool = False
     address: str = "127.0.0.1"
     dead: bool = False
 
@@ -132,7 +132,7 @@ class World:
     def obey(self, fake: Fake, status: GroupStatus) -> None:
         fake.status, form, report = status, status.form, fake.report
         if status.failed:
-            fake.ended, fake.again = status.failed, status.again
+            fake.ended, fake.may_return = status.failed, status.may_return
             return
         if fake.holds is not None and (status.joining is None or status.joining.number != fake.published):
             fake.holds = None
@@ -176,7 +176,7 @@ class World:
         number = donor.report.full
         donor.published, donor.holds = status.joining.number, number
         fake.results = dict(donor.results)
-        fake.note(taken=status.joining.number, started=number, full=number, kept=number)
+        fake.note(taken=status.joining.number, started=number, full=number, dropped=number)
         self.say(fake.rank)
 
     def start(self, rank: int) -> None:
@@ -390,7 +390,7 @@ def test_who_has_a_result_that_was_made_again_without_it_comes_back_as_a_newcome
     world.hear_all()
     world.start(2)
     operation(world, 0, 1, 2)
-    assert world.fakes[2].again and "result" in world.fakes[2].ended
+    assert world.fakes[2].may_return and "result" in world.fakes[2].ended
     assert [world.fakes[rank].report.up for rank in (0, 1)] == [True, True]
 
 
@@ -434,7 +434,7 @@ def test_a_newcomer_alone_with_a_restarted_coordinator_hears_that_nobody_is_left
 
 @pytest.mark.parametrize(
     "news",
-    [{"full": 9, "kept": 9}, {"full": 2**52}, {"started": 2**52, "full": 2**52}, {"epoch": 2**50}, {"kept": 5},
+    [{"full": 9, "dropped": 9}, {"full": 2**52}, {"started": 2**52, "full": 2**52}, {"epoch": 2**50}, {"dropped": 5},
      {"lost": 2}, {"elements": 7}],
 )  # fmt: skip
 def test_a_member_that_lies_loses_its_own_place(news: dict[str, object]) -> None:
@@ -603,7 +603,7 @@ def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
 
     for number in range(5):
         world.fakes[0].note(
-            ways=(PeerPath(peer=1, how="dialled", address=f"10.0.0.{number}"), PeerPath(peer=9, how="came"))
+            routes=(PeerPath(peer=1, how="dialled", address=f"10.0.0.{number}"), PeerPath(peer=9, how="came"))
         )
         world.fakes[0].note(mesh=world.fakes[0].report.epoch)
         member = world.fakes[0].member
@@ -617,7 +617,7 @@ def test_a_pair_that_loses_large_packets_is_warned_of_once(how: Route, instead: 
     world = World(2)
     for rank in (0, 1):
         fake = world.fakes[rank]
-        fake.note(ways=(PeerPath(peer=1 - rank, how=how, loses_large=True),), mesh=fake.report.epoch)
+        fake.note(routes=(PeerPath(peer=1 - rank, how=how, loses_large=True),), mesh=fake.report.epoch)
         assert fake.member is not None
         world.group.on_report(fake.member, fake.report)
     (warning,) = [event.message for event in world.events if isinstance(event, WarningEvent)]
@@ -713,11 +713,11 @@ def test_a_member_whose_connection_ends_before_it_reads_why_it_was_dropped_hears
     world.finish([0, 1])
     for _ in range(3):
         for rank in (0, 1):
-            world.fakes[rank].note(kept=world.fakes[rank].report.full, begun=())
+            world.fakes[rank].note(dropped=world.fakes[rank].report.full, begun=())
         operation(world, 0, 1)
     world.dial(2)
     world.hear_all()
-    assert "exchange 2 is this for m" in world.fakes[2].ended and not world.fakes[2].again
+    assert "exchange 2 is this for m" in world.fakes[2].ended and not world.fakes[2].may_return
     assert 2 not in world.group.members and world.fakes[0].report.members == (0, 1)
 
 

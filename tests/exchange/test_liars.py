@@ -75,7 +75,7 @@ def test_whom_a_member_accuses_on_its_way_out_is_not_believed_where_a_coordinato
 
 def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) -> None:
     liar, studio = pair.form()
-    told = memoryview(encode_line(HeldResults(full=1, kept=0, results=((1, (), (0, 1)),))))
+    told = memoryview(encode_line(HeldResults(full=1, dropped=0, results=((1, (), (0, 1)),))))
     liar.gather(told, {1: memoryview(bytearray(1000))}, lambda peer, size: None, None, 0).submit()
     liar.send(1, TAG, memoryview(HUGE))
     peers = {rank: Peer(name=f"m{rank}") for rank in range(2)}

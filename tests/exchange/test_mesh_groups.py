@@ -75,10 +75,10 @@ def test_members_of_one_process_average_in_groups_alike() -> None:
 
 def test_a_result_goes_to_its_group_alone() -> None:
     told = {
-        0: HeldResults(full=5, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (0, 1), (0, 1)))),
-        1: HeldResults(full=4, kept=0, results=((4, (), (0, 1, 2, 3)),)),
-        2: HeldResults(full=3, kept=0, results=((5, (2, 3), (2, 3)),)),
-        3: HeldResults(full=4, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (2, 3), (3,)))),
+        0: HeldResults(full=5, dropped=0, results=((4, (), (0, 1, 2, 3)), (5, (0, 1), (0, 1)))),
+        1: HeldResults(full=4, dropped=0, results=((4, (), (0, 1, 2, 3)),)),
+        2: HeldResults(full=3, dropped=0, results=((5, (2, 3), (2, 3)),)),
+        3: HeldResults(full=4, dropped=0, results=((4, (), (0, 1, 2, 3)), (5, (2, 3), (3,)))),
     }
     assert plan_transfers(told) == [(4, 0, 2), (5, 0, 1)]
     assert holders_of_recomputed(told) == {2}

@@ -15,7 +15,8 @@ from tests.layouts.pipeline_runs import PRECISION, queue_carriers
 from training.layouts.messages import TensorHeader, pack_header
 from training.layouts.orders import Work
 from training.layouts.pipeline import Pipeline
-from training.layouts.stages.cut import CutModel, cut_module
+from training.layouts.stages.block_check import examine_own
+from training.layouts.stages.cut import CutModel, place_stand_ins
 from training.layouts.stages.probe import compare
 from training.layouts.stages.stage import Cut, Departing
 
@@ -69,7 +70,7 @@ def cut(model: nn.Module, *bounds: int) -> list[CutModel]:
     parts = []
     for k in range(len(bounds) - 1):
         part = copy.deepcopy(model)
-        cut_module(part, Cut(bounds, k), run)
+        place_stand_ins(part, Cut(bounds, k), examine_own(part, run))
         parts.append(CutModel(part, loss))
     return parts
 

@@ -266,7 +266,7 @@ class Exchange(ABC):
     def restore_residual(self, stream: str, residual: Residual) -> None:
         """Restore what :meth:`residual` returned, before the first mean of the stream.
 
-        The member keeps what lies in its share; what lies in another owner's share is lost, once.
+        The member keeps what lies in its shard; what lies in another owner's shard is lost, once.
         """
 
     def publish_state(self, joining: JoiningState) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.records.bounded_fields import first_problem
 from training.records.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MAX_BEGUN = 8
@@ -109,15 +109,15 @@ class Report(_Message):
     """Number of operations started."""
     full: Count = 0
     """Number of operations, counted from the first, that have their result."""
-    kept: Count = 0
-    """Results after this operation are kept for members that miss them."""
+    dropped: Count = 0
+    """Results up to this operation are dropped; later ones are held for members that miss them."""
     aside: Count = 0
     """The last so many of the full ones belonged to a group of members; others may not have started them."""
     begun: tuple[Begun, ...] = Field((), max_length=MAX_BEGUN)
     """The first operations that were started and of which some member may lack the result."""
     moved: Count = 0
     """Bytes sent to and received from other members so far."""
-    ways: tuple[PeerPath, ...] = Field((), max_length=MOST_WAYS)
+    routes: tuple[PeerPath, ...] = Field((), max_length=MOST_WAYS)
     """Routes to the other members of that mesh, once they are connected."""
     elements: int = Field(-1, ge=-1, lt=1 << 53)
     """Length of the longest vector of its model; -1 while the model is being built."""
@@ -168,7 +168,7 @@ class HeldResults(_Message):
     """The results that a member holds, exchanged when a mesh is formed."""
 
     full: Count
-    kept: Count
+    dropped: Count
     results: tuple[tuple[Count, tuple[Rank, ...], tuple[Rank, ...]], ...]
     """Number, group and members of each result."""
 
@@ -229,7 +229,7 @@ class GroupStatus(_Message):
     """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Reason = ""
     """Why this member is no longer part of the group."""
-    again: bool = False
+    may_return: bool = False
     """It may return as a newcomer."""
 
 

@@ -25,6 +25,11 @@ INTERVAL = 10.0
 """Seconds between two lines about steps."""
 
 
+def loss_sentence(name: str, cause: str) -> str:
+    """Return the sentence of a machine that a run has lost."""
+    return f"{name} is lost{f' ({cause})' if cause else ''}; the others go on"
+
+
 class RunNarrator:
     """Writes lines about the events of a run.
 
@@ -56,8 +61,7 @@ class RunNarrator:
             case WarningEvent() | ElectionEvent():
                 self._warn(event.message)
             case MemberEvent(status="lost"):
-                cause = f" ({event.message})" if event.message else ""
-                self._line(f"{event.name} is lost{cause}; the others go on")
+                self._line(loss_sentence(event.name, event.message))
             case EvaluationEvent():
                 figures = ", ".join(f"{name} {value:.4g}" for name, value in event.figures.items())
                 self._line(f"step {event.step}, {event.split}: {figures}")

@@ -85,17 +85,6 @@ def _longest_period(
     return longest
 
 
-def pipeline_bytes(numbers: float, number_bytes: float = 2.0) -> float:
-    """Return the bytes that cross a boundary in a step, in both directions together: ``2 b B T D``.
-
-    Args:
-        numbers: ``B T D``, those of the hidden state of all samples of the step; Whisper's boundaries behind the
-            encoder carry the encoder's output as well.
-        number_bytes: ``b``, bytes of a number on the wire.
-    """
-    return 2 * number_bytes * numbers
-
-
 def shard_bytes(parameters: float, devices: int, number_bytes: float = 2.0, micro_batches: int = 1) -> float:
     """Return the bytes that a device sends in a step if each holds a shard of every weight:
     ``3 M b P (n - 1) / n``, for two gathers of the weights in each pass and one scatter of the gradients, of which no

@@ -220,8 +220,8 @@ class CoordinatorClient:
                     return "it ended the connection", self._closing
                 status = parse(GroupStatus, data)
                 if status.failed:
-                    self._may_return = status.again
-                    return status.failed, status.again or not self.succession.is_on_trial
+                    self._may_return = status.may_return
+                    return status.failed, status.may_return or not self.succession.is_on_trial
                 self._connected, now = True, time.monotonic()
                 self.succession.note_vote()
                 self._committed = newest_of(status.committed, self._committed)

@@ -87,10 +87,10 @@ class LastReportedRoutes:
     def changes(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
         """Yield events for changed routes in a member's report."""
         rank, report = member.rank, member.report
-        if not report.ways or report.mesh <= self._meshes.get(rank, 0):
+        if not report.routes or report.mesh <= self._meshes.get(rank, 0):
             return
         self._meshes[rank] = report.mesh
-        others = {path.peer: path for path in report.ways if path.peer in report.members and path.peer != rank}
+        others = {path.peer: path for path in report.routes if path.peer in report.members and path.peer != rank}
         fresh = tuple(path for peer, path in others.items() if self._reported.get((rank, peer)) != path)
         self._reported.update({(rank, path.peer): path for path in fresh})
         if fresh:
@@ -205,7 +205,7 @@ def mesh_start(members: Collection[Member], away: bool, earlier: tuple[Configura
     return MeshStart(
         peers={member.rank: member.peer(member) for member in members},
         stand=stand,
-        donor=min(complete, key=lambda member: (member.report.kept, member.rank)).rank,
+        donor=min(complete, key=lambda member: (member.report.dropped, member.rank)).rank,
         behind={member.rank: member.report.full for member in members if member.report.full < stand},
         away=away,
         earlier=earlier,

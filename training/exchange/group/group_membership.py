@@ -222,7 +222,7 @@ class GroupMembership:
 
     def _drop(self, member: Member, status: Literal["left", "lost"], why: str, may_return: bool = False) -> GroupStatus:
         del self.members[member.rank]
-        verdict = GroupStatus(failed=f"dropped from the group: {why}" if why else "it has left", again=may_return)
+        verdict = GroupStatus(failed=f"dropped from the group: {why}" if why else "it has left", may_return=may_return)
         member.send(verdict)
         member.close()
         self._presence.note(member, status, why)

@@ -52,7 +52,7 @@ def check_report(rank: int, report: Report, epoch: float = math.inf, committed: 
     Raises:
         ProtocolError: it is inconsistent.
     """
-    if report.kept > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
+    if report.dropped > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
         raise ProtocolError("it contradicts itself")
     if committed is not None and report.committed is not None and report.committed.epoch > committed.epoch:
         raise ProtocolError("it reports a configuration that was never committed")
@@ -248,7 +248,7 @@ def without_kept_results(group: Sequence[Member]) -> list[Verdict]:
 
 
 def _oldest_base(report: Report) -> int:  # results that a member has to have so that it can be handed the others
-    return min(report.kept, joint_result(report))
+    return min(report.dropped, joint_result(report))
 
 
 class AwaitedOperation:

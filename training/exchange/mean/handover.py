@@ -74,7 +74,7 @@ def hand_over_missing(
         elif receiver == mesh.rank:
             _receive_result(mesh, donor, number, operation_log, lock, max_bytes)
     with lock:
-        gone = any(held.kept > operation_log.full for rank, held in held_by_rank.items() if rank != mesh.rank)
+        gone = any(held.dropped > operation_log.full for rank, held in held_by_rank.items() if rank != mesh.rank)
     if gone and operation_log.full < form.stand:
         raise ExchangeDropped(f"the result of exchange {operation_log.full + 1} is no longer kept")
 

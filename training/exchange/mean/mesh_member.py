@@ -302,7 +302,7 @@ class MeshMember(Exchange):
         return status.epoch > report.epoch
 
     def _form(self, epoch: int, form: MeshStart) -> None:
-        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "earlier": form.earlier, "ways": ()}
+        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "earlier": form.earlier, "routes": ()}
         self._note(up=True, lost=None, why="", hung_up=False, taken=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
@@ -343,7 +343,7 @@ class MeshMember(Exchange):
             self._changed.notify_all()
             for transfer in self._begin():
                 transfer.submit()
-        self._note(ways=tuple(mesh.routes.values())[:MOST_WAYS])
+        self._note(routes=tuple(mesh.routes.values())[:MOST_WAYS])
         if self._away:
             self._away = False
             self._joining.on_return()

@@ -242,7 +242,7 @@ class MeshMean(MeshOperation[MeanResult]):
         )  # an invalid outcome must not overwrite the contribution
         value = apply_outcome(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
-            self._reduction.settle()
+            self._reduction.encoder.settle()
         self._end(value)
 
     def _end(self, value: MeanResult) -> None:

@@ -63,8 +63,7 @@ class OperationLog:
     def settle(self, number: int, outcome: OperationResult) -> None:
         """Record the result of an operation."""
         operation = self._pending.pop(number)
-        self._keep(number, outcome)
-        self._note(outcome)
+        self._record(number, outcome)
         operation.finish()
 
     def adopt(self, number: int, outcome: OperationResult) -> None:
@@ -75,8 +74,7 @@ class OperationLog:
         """
         if number in self._pending:
             self._finish(self._pending[number], outcome)
-        self._keep(number, outcome)
-        self._note(outcome)
+        self._record(number, outcome)
 
     def position(self) -> dict[str, Any]:
         """Return the progress that a member reports."""
@@ -85,13 +83,13 @@ class OperationLog:
             if begun and sum(len(ranks) for _, ranks, _ in begun) + len(operation[1]) > _MAX_REPORTED_RANKS:
                 break
             begun.append(operation)
-        counts = {"started": self.started, "full": self.full, "kept": self.dropped, "aside": self.aside}
+        counts = {"started": self.started, "full": self.full, "dropped": self.dropped, "aside": self.aside}
         return {**counts, "begun": tuple(begun)}
 
     def held(self, after: int) -> HeldResults:
         """Return which results after an operation are kept."""
         results = [(number, r.group, r.members) for number, r in self._results.items() if number > after]
-        return HeldResults(full=self.full, kept=self.dropped, results=tuple(results))
+        return HeldResults(full=self.full, dropped=self.dropped, results=tuple(results))
 
     def result(self, number: int) -> OperationResult:
         """Return a kept result."""
@@ -111,17 +109,15 @@ class OperationLog:
             del self._results[number]
             self.dropped = number
 
-    def _note(self, outcome: OperationResult) -> None:
-        """Update the progress after a new result."""
+    def _record(self, number: int, outcome: OperationResult) -> None:
+        """Hold a new result, and update the progress."""
+        self._results[number] = outcome
+        self._held += outcome.size
         if not outcome.group:
             self.members = outcome.members
         while self.full + 1 in self._results and self.full + 1 not in self._pending:
             self.full += 1
             self.aside = self.aside + 1 if self._results[self.full].group else 0
-
-    def _keep(self, number: int, outcome: OperationResult) -> None:
-        self._results[number] = outcome
-        self._held += outcome.size
 
     def drop_all(self) -> list[MeshOperation[Any]]:
         """Return and forget the operations without a result, because the group is lost."""

@@ -96,7 +96,8 @@ class _MeanBase:
         self._mesh, self._contribution, self._codec = mesh, contribution, contribution.codec
         self.members = tuple(members)
         self.peers = [rank for rank in self.members if rank != mesh.rank]
-        self._encoder = MeanEncoder(residuals, contribution.stream, contribution.codec.reply)
+        self.encoder = MeanEncoder(residuals, contribution.stream, contribution.codec.reply)
+        """Of this member's shard of the mean."""
         self._description = describe_operation("mean", contribution.name, contribution)
         self._description_crc = description_crc(self._description)
         self._tail = memoryview(
@@ -109,10 +110,6 @@ class _MeanBase:
             )
         }
         self._outcome_tail_bytes = len(outcome_tail(0.0, self.members, (), (), contribution.flags))
-
-    def settle(self) -> None:
-        """Keep what encoding this member's shard of the mean lost, now that the mean is final."""
-        self._encoder.settle()
 
     def _note_settled(self) -> None:
         """Note which results all members have; call it when all contributions have arrived. What is kept of them for
@@ -148,7 +145,7 @@ class _MeanBase:
         size = 4 * (stop - start)
         if stop > start and not direct:
             if stream:
-                data = self._encoder.encode(start, mean)
+                data = self.encoder.encode(start, mean)
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)
@@ -232,7 +229,7 @@ class OwnedMean(_MeanBase, Reduction):
 
     def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean; call it when the operation is complete."""
-        self.settle()
+        self.encoder.settle()
         contribution = self._contribution if self._result is None else replace(self._contribution, values=self._result)
         return apply_outcome(contribution, self._mesh.rank, outcome, decode=self._result is None)
 

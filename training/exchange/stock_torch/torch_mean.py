@@ -2,7 +2,7 @@
 
 A stock all-reduce adds in ring order and supports only numbers of one dtype; here the owner of a shard adds decoded
 contributions in rank order and sends the outcome to all (:mod:`training.exchange.mean.owners`): the bits equal the
-mesh's, and so does the outcome that members hand to one another after a loss. Shares travel in pieces whose arithmetic
+mesh's, and so does the outcome that members hand to one another after a loss. Shards travel in pieces whose arithmetic
 overlaps the transfer of the next ones.
 """
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from profiles.errors import BadInput, RunFailed
-from training.layouts.stages.anatomy import Anatomy, Run
-from training.layouts.stages.block_check import examine_own
+from training.layouts.stages.anatomy import Anatomy
 from training.layouts.stages.stage import Cut, Departing, TensorSpec
 from training.layouts.stages.stand_ins import (
     Arrived,
@@ -65,20 +64,8 @@ class StageRecord:
         return {name: tuple(sorted(stages)) for name, stages in holders.items() if len(stages) > 1}
 
 
-def cut_module(model: nn.Module, cut: Cut, run: Run) -> None:
-    """Cut a model of any class in place: what other stages compute gives its memory back.
-
-    Args:
-        run: computes a forward of a copy on the meta device, with inputs there.
-
-    Raises:
-        BadInput: the model cannot be cut, or has another number of blocks.
-    """
-    place_stand_ins(model, cut, examine_own(model, run))
-
-
 def place_stand_ins(model: nn.Module, cut: Cut, anatomy: Anatomy) -> None:
-    """Put stand-ins for all modules that stage ``cut.stage`` does not compute.
+    """Put stand-ins for all modules that stage ``cut.stage`` does not compute; their weights give their memory back.
 
     Raises:
         BadInput: the cut is for another number of blocks, or separates blocks that use one weight.

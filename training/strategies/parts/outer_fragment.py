@@ -203,7 +203,8 @@ class OuterFragment:
         weight = self.weigh(*work) if work[0] else 0.0
         if not weight and not self.carries_idle_delta:
             delta.zero_()
-        self._mean.start(f"{self.spec.name}/{self.round}", delta, weight, self._agreement())
+        flags = agreement_flags(self.digest) if self._compares else b""
+        self._mean.start(f"{self.spec.name}/{self.round}", delta, weight, flags)
         self._pending_norm = float(norm)
         # Only after start, which raises if the group is lost: then no round has begun.
         self._sent_work, self._tokens, self._steps, self.inner_steps = work, 0.0, 0, 0
@@ -226,9 +227,6 @@ class OuterFragment:
             torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
             current = flatten(tensors) if self.keeps_sent_weights else delta
         return delta, current if self.keeps_sent_weights else None
-
-    def _agreement(self) -> bytes:
-        return agreement_flags(self.digest) if self._compares else b""
 
     @property
     def digest(self) -> str:
