@@ -99,7 +99,7 @@ def bring(
     link.put_agent()
     send_trees(link, inputs.trees.values(), report_progress)
     if announced_at >= 0:
-        tell(MeasuringProgress(link.name, "has code, data and model"))
+        tell(MeasuringProgress(link.name, "starting the program for the short run there"))
 
 
 def coordinator_candidate(name: str) -> ClusterMachine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.relocation import ABSENT, IMPOSTOR, SEARCH, search
@@ -82,11 +82,19 @@ class _Preparation:
         """Run all stages, and return the outcome for every machine."""
         self._ask_and_search()
         self._install_keys()
+        if self._is_hopeless():
+            return [replace(machine, problem=None) if machine.provisionable else machine for machine in self._machines]
         self._repair()
         if self._options.allow_missing:
             self._leave_out_absent()
         self._report_ssh_routes()
         return self._machines
+
+    def _is_hopeless(self) -> bool:
+        """Whether the run cannot begin, whatever is installed: a machine is away or refuses us."""
+        allowed = ABSENT if self._options.allow_missing else ()
+        problems = [machine.problem for machine in self._machines if not machine.provisionable]
+        return any(problem is not None and not isinstance(problem, allowed) for problem in problems)
 
     def _report_ssh_routes(self) -> None:
         asked = [(m.link.machine, m.facts) for m in self._machines if m.problem is None and m.facts is not None]

@@ -205,7 +205,7 @@ class DistillationTask(WhisperTask):
         root, waiting = cache_root(self.profile.data.cache_dir), "the teacher's answers"
 
         def wait() -> None:
-            progress(f"waiting for another worker here to make {waiting}", 0, len(data))
+            progress(f"waiting for another worker: {waiting}", 0, len(data))
 
         folder = get_or_build(
             root / "teachers", self._key(data), lambda at: self._write_teacher_outputs(data, at, progress), wait

@@ -185,7 +185,7 @@ def open_features(
     settings = log_mel.fingerprint()
 
     def waiting() -> None:
-        progress(f"waiting for another worker here to make {phase}", 0, len(sources))
+        progress(f"waiting for another worker: {phase}", 0, len(sources))
 
     def contents() -> list[str]:
         with ThreadPoolExecutor(threads) as pool:

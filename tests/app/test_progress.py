@@ -118,7 +118,7 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     [
         ("bytes to anna", "sending to anna: 85.4 MB/85.4 MB"),
         ("bytes copied on this computer", "copied on this computer: 85.4 MB/85.4 MB"),
-        ("waiting for another worker here to make features", "waiting for another worker here to make features"),
+        ("waiting for another worker: features", "waiting for another worker: features"),
     ],
 )
 def test_a_phase_is_told_with_its_own_unit(plain: Plain, phase: str, line: str) -> None:

@@ -395,7 +395,7 @@ def test_a_long_transfer_says_every_few_seconds_how_much_has_come(
     for line, amount in zip(lines, amounts):
         assert line.startswith(f"a: receiving code, data and model, {amount} of 4.2 MB")
     assert [" left" in line for line in lines] == [False, True, True, True, False]
-    assert lines[4:] == ["a: has code, data and model"]
+    assert lines[4:] == ["a: starting the program for the short run there"]
 
 
 def test_links_are_measured_where_nothing_is_brought_or_that_fails() -> None:

@@ -14,9 +14,10 @@ from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.machine.link import HereConnection, MachineLink, link_to
-from distributed.preparation import preflight
+from distributed.preparation import preflight, prepare
 from distributed.preparation.prepare import updated_hosts
 from distributed.preparation.provision import find_tools, training_recipe
+from distributed.ssh.errors import NoKeyAccepted
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
 from tests.lab.fixtures import MakeLightLab
@@ -130,3 +131,20 @@ def test_what_provisioning_needs_is_said_of_a_machine_without_python(tmp_path: P
     hosts = Hosts(machines=(Machine(name="bare", address="bare", project_path=str(tmp_path)),))
     (one,) = preflight.check(hosts, dial=lambda machine, *_: WithoutPython(machine, lambda: HereConnection("bare")))
     assert one.provisionable and one.problem is not None and one.problem.message == "bare: no Python there: python3"
+
+
+def test_nothing_is_installed_for_a_run_that_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dial(machine: Machine, *_: object) -> MachineLink:
+        return WithoutPython(machine, lambda: HereConnection("bare")) if machine.name == "bare" else shut(machine)
+
+    def shut(machine: Machine) -> MachineLink:
+        def refuse() -> HereConnection:
+            raise NoKeyAccepted(machine.name, "none of our keys is accepted")
+
+        return MachineLink(machine, refuse)
+
+    monkeypatch.setattr(prepare, "provision_all", lambda *_: pytest.fail("installs"))
+    machines = [Machine(name=name, address=name, project_path=str(tmp_path)) for name in ("bare", "shut")]
+    with pytest.raises(preflight.NotReady) as caught:
+        prepare.prepare(Hosts(machines=tuple(machines)), "", prepare.PrepareOptions(dial=dial))
+    assert str(caught.value.message) == "shut: none of our keys is accepted"
