@@ -42,7 +42,7 @@ def document(ended: EndedRun) -> dict[str, Any]:
         "run_dir": str(ended.path),
         "status": ended.outcome.status,
         "profile": ended.plan.profile.name,
-        "strategy": SCRIPT if ended.plan.launch else ended.plan.profile.strategy.strategy,
+        "strategy": SCRIPT if ended.plan.is_script else ended.plan.profile.strategy.strategy,
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,
@@ -64,7 +64,7 @@ def completed_lines(ended: EndedRun) -> list[str]:
     attempts = ended.metrics.get("attempts", 1)
     resumed = f" in {attempts} attempts" if attempts > 1 else ""
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step
-    if ended.plan.launch is not None:
+    if ended.plan.is_script:
         return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.path}"]
     lines = [
         "",
@@ -161,7 +161,7 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
 
 def stopped_line(ended: EndedRun) -> str:
     """Return the line after a stop: what is saved and how to resume."""
-    if ended.plan.launch is not None:
+    if ended.plan.is_script:
         return f"stopped; the logs are in {ended.path / 'logs'}"
     command = ended.resume_command
     following = f"resume with: {command}" if command else f"the log is in {ended.path}"

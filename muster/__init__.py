@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distributed.network_trainer import NetworkTrainer
     from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed, StoppedByUser
     from training.local_trainer import LocalTrainer
+    from training.session.session import session
     from training.strategies.base import Strategy
     from training.tasks.base import Task
     from training.tasks.custom import CustomJob
@@ -27,6 +28,7 @@ _MODULES = {
     "LocalTrainer": "training.local_trainer",
     "NetworkTrainer": "distributed.network_trainer",
     "CustomJob": "training.tasks.custom",
+    "session": "training.session.session",
     "Strategy": "training.strategies.base",
     "Task": "training.tasks.base",
     "MusterError": "profiles.errors",
@@ -48,6 +50,7 @@ __all__ = [
     "StoppedByUser",
     "Strategy",
     "Task",
+    "session",
 ]
 
 

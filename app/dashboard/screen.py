@@ -171,7 +171,7 @@ class DashboardScreen(BaseScreen):
         plan = self.picture.plan
         names = (
             f"{label_of_run(plan)}: {plan.profile.strategy.strategy} over {plan.engine}."
-            if plan and not plan.launch
+            if plan and not plan.is_script
             else ""
         )
         names += f"\n{plan_stages_text(plan)}." if plan and plan.is_staged else ""

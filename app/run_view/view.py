@@ -58,7 +58,7 @@ class RunView:
     @property
     def launched(self) -> bool:
         """Whether its members run a user's script, which reports no steps and no loss."""
-        return self.plan is not None and self.plan.launch is not None
+        return self.plan is not None and self.plan.is_script
 
     @property
     def planned(self) -> Candidate | None:
@@ -96,7 +96,7 @@ class RunView:
     def whole_rate(self) -> str:
         """Samples/s over the whole run; empty where they were not measured."""
         rate = self.metrics.get("samples_per_second")
-        return f"{rate:.1f}" if isinstance(rate, (int, float)) else ""
+        return f"{rate:.1f}" if isinstance(rate, (int, float)) and rate else ""
 
     @property
     def resume_command(self) -> str:
@@ -105,7 +105,7 @@ class RunView:
         In the tour's nothing trained: it is recorded.
         """
         plan = self.plan
-        if plan is None or plan.launch is not None or is_of_tour(plan.profile.name):
+        if plan is None or plan.is_script or is_of_tour(plan.profile.name):
             return ""
         return "" if self.state.resume_step is None else command_about(self.path, "distributed-train", "--resume")
 

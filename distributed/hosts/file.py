@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from distributed.hosts.approvals import approve, digest_of, is_approved
 from distributed.hosts.foreign_formats import refuse_foreign
 from distributed.hosts.past_logins import at_last_login
 from distributed.hosts.schema import HERE, Line, nearest, short
@@ -30,7 +31,6 @@ from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
 from profiles.installation import IS_CHECKOUT, SHARED, USUAL_HOSTS, training_python
-from training.records.approvals import approve, digest_of, is_approved
 from training.records.run_files import explain_errors, write_atomically
 
 RUN_HOSTS = "hosts.json"

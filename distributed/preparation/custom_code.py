@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed.hosts.approvals import approve, digest_of, has_changed, is_approved
 from distributed.preparation.code_sync import JOB_CODE, user_sources
 from profiles.errors import BadInput
 from profiles.installation import SHARED
 from profiles.schema import Profile
-from training.records.approvals import approve, digest_of, has_changed, is_approved
 from training.records.plan import JOB_FACTORY
 from training.tasks.name_clashes import refuse_clash
 

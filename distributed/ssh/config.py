@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distributed.hosts.approvals import approve, digest_of, has_changed, is_approved
 from distributed.hosts.file import split_address
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.keys.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
 from profiles.installation import program as command
-from training.records.approvals import approve, digest_of, has_changed, is_approved
 
 USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"

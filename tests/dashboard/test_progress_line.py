@@ -16,7 +16,7 @@ from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines, learnt_by_heart
 from training.records.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
-from training.records.plan import LaunchedScript
+from training.records.launched_script import LaunchedScript
 from training.records.run_folder import RunFolder
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
-from training.records.plan import DevicePlan, LaunchedScript, MemberPlan, RunPlan
+from training.records.launched_script import LaunchedScript
+from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.script.script_start import backend_for
 from training.workers.script_worker import environment, file_stamps, interface_variables
 from training.workers.worker import Rendezvous, listen_address

@@ -15,6 +15,7 @@ from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.schema import Profile
 from training.records.bounded_fields import first_problem
+from training.records.launched_script import LaunchedScript
 from training.records.run_files import utc_now, versions_of
 
 PLAN_VERSION: Final = 1
@@ -129,30 +130,6 @@ LAUNCHED_FILES = "files"
 """Folder with the files that a launched script of rank 0 has written, if it ran in a copy."""
 
 
-class LaunchedScript(BaseModel):
-    """A script that every member runs unchanged, instead of one of Muster's tasks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    script: str
-    """File, or with ``module`` the name after ``python -m``."""
-    module: bool = False
-    arguments: tuple[str, ...] = ()
-    backend: Literal["auto", "muster", "script"] = "auto"
-    """Which process groups Muster carries: those for which the script says gloo, NCCL or nothing; all; none."""
-    folder: str = ""
-    """Folder that is copied to each machine, where the script then runs; empty: it runs where it is."""
-
-    @property
-    def title(self) -> str:
-        return " ".join([f"-m {self.script}" if self.module else Path(self.script).name, *self.arguments])
-
-    def relocated(self, folder: str) -> LaunchedScript:
-        """Return the script with its folder moved to ``folder``."""
-        script = self.script if self.module else Path(self.script).relative_to(self.folder).as_posix()
-        return self.model_copy(update={"script": script, "folder": folder})
-
-
 class ClockPlan(BaseModel):
     """The machines whose time a simulated run computes."""
 
@@ -193,6 +170,18 @@ class RunPlan(BaseModel):
         if [member.rank for member in self.all_members] != list(range(len(self.all_members))):
             raise ValueError("members: ranks must be 0, 1, 2 ... in this order")
         return self
+
+    @property
+    def is_script(self) -> bool:
+        """Whether its members run a script of which nothing is known: it reports no steps, and can only be stopped."""
+        return self.launch is not None and not self.launch.session
+
+    def in_session(self, profile: Profile) -> RunPlan:
+        """Return the plan of a launched script that trains in a session with the options of ``profile``."""
+        assert self.launch is not None
+        sections = {name: getattr(profile, name) for name in ("training", "strategy", "snapshot")}
+        updates = {"profile": self.profile.model_copy(update=sections)}
+        return self.model_copy(update=updates | {"launch": self.launch.model_copy(update={"session": True})})
 
     @property
     def has_coordinator(self) -> bool:
@@ -376,7 +365,7 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         dataset=profile.dataset_name or profile.data.dataset_path,
         config=profile.model_dump(mode="json"),
         hosts=[{**member.model_dump(include=summary), "device": member.lead.kind} for member in plan.members],
-        strategy=SCRIPT if plan.launch else profile.strategy.strategy,
+        strategy=SCRIPT if plan.is_script else profile.strategy.strategy,
         strategy_reason=reason,
         engine=plan.engine,
         versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},

@@ -111,7 +111,7 @@ class RunFolder:
                 (temporary / name).mkdir(mode=0o755)
             for name in ("requests", "secrets"):
                 private_folder(temporary / name)
-            _write_plan(temporary, plan)
+            write_atomically(temporary / "plan.json", plan_text(plan))
             write_atomically(temporary / "metadata.json", document(metadata.model_dump()))
             write_atomically(temporary / "events.jsonl", b"")
             if command and (Path(command[0]).is_file() or shutil.which(command[0])):  # not a call of our classes
@@ -159,7 +159,7 @@ class RunFolder:
                 attempt=earlier.attempt + 1,
                 earlier=earlier,
             )
-            _write_plan(path, plan)
+            write_atomically(path / "plan.json", plan_text(plan))
         except (OSError, RunFailed) as error:
             with contextlib.suppress(RunFailed):
                 folder.put_back()
@@ -275,7 +275,7 @@ class RunFolder:
             RunFailed: it cannot be written.
         """
         shutil.rmtree(self.path / "secrets", ignore_errors=True)  # keys are of one attempt
-        self._write("plan.json", _plan_text(plan))
+        self._write("plan.json", plan_text(plan))
         self.update_metadata(attempt=plan.attempt)
 
     def begin(self, status: Status) -> None:
@@ -362,14 +362,11 @@ def _keep_plan(folder: Path, plan: RunPlan) -> None:
     with contextlib.suppress(BadInput):  # one that cannot be read is no use
         before = read_plan(folder / "plan.json")
         if (before.profile, before.members) != (plan.profile, plan.members):
-            write_atomically(folder / _EARLIER_PLAN, _plan_text(before))
+            write_atomically(folder / _EARLIER_PLAN, plan_text(before))
 
 
-def _write_plan(folder: Path, plan: RunPlan) -> None:
-    write_atomically(folder / "plan.json", _plan_text(plan))
-
-
-def _plan_text(plan: RunPlan) -> bytes:
+def plan_text(plan: RunPlan) -> bytes:
+    """Return the text of ``plan.json``."""
     return plan.model_dump_json(indent=2).encode() + b"\n"
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from profiles.errors import BadInput, counted
+from pydantic import TypeAdapter, ValidationError
+
+from profiles.errors import BadInput, RunFailed, counted
 from profiles.schema import Profile
 from profiles.split import split_of
 from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
 from training.layouts.compatibility import DIVIDED, check_layout, refusal_of_layout
 from training.layouts.inside.checks import INSIDE_LAYOUTS
+from training.records.bounded_fields import first_problem
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
-from training.records.run_folder import new_run_id
+from training.records.run_files import explain_errors, write_atomically
+from training.records.run_folder import RunFolder, new_run_id, plan_text
 from training.strategies.costs import start_of
 from training.strategies.registry import (
     check_settings,
@@ -25,6 +30,8 @@ from training.strategies.registry import (
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
+SESSION = "session"
+"""In the details of a ``running`` event: the options that a launched script gives its session."""
 
 
 def plan_local_run(
@@ -203,3 +210,25 @@ def _device_indices(device: str, workers: int, count: Callable[[], int]) -> list
     if 0 < gpus < workers:
         logger.warning("%s share %s", counted(workers, "worker"), counted(gpus, "GPU"))
     return [rank % gpus if gpus else 0 for rank in range(workers)]
+
+
+def record_session(folder: RunFolder, plan: RunPlan, sections: object) -> RunPlan:
+    """Return the plan of a launched script that trains in a session, after it was written into the run folder.
+
+    Args:
+        sections: of the profile, as a member reports them.
+
+    Raises:
+        RunFailed: they are no options of this version, or cannot be written.
+    """
+    try:
+        options = TypeAdapter(dict[str, Any]).validate_python(sections)
+        profile = Profile.model_validate({"name": plan.profile.name} | options)
+    except ValidationError as error:
+        hint = "run the same version of Muster on all machines"
+        raise RunFailed(f"the script's session has invalid options: {first_problem(error)}", hint) from error
+    plan = plan.in_session(profile)
+    with explain_errors(folder.path, kind=RunFailed):
+        write_atomically(folder.path / "plan.json", plan_text(plan))
+    folder.update_metadata(strategy=profile.strategy.strategy, config=plan.profile.model_dump(mode="json"))
+    return plan

@@ -27,6 +27,7 @@ from training.records.events import (
 from training.records.plan import FinalStatus, MemberPlan, ProcessPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.intake import COORDINATOR, EventIntake
+from training.run.local_plan import SESSION, record_session
 from training.run.local_workers import AdoptWorker, StartWorker, local_starter
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import MemberHistory, Membership, WorkerHandle
@@ -83,8 +84,7 @@ class RunController:
         self._first_error: ErrorEvent | None = None
         self._late_error: ErrorEvent | None = None
         """Error of a member that had trained to the end: its model may not have been saved."""
-        self._totals = RunTotals()
-        self._norms = GradientNorms()
+        self._totals, self._norms = RunTotals(), GradientNorms()
         self._stopping = Stopping(self.members, self._orders, self._progress)
         self._logs = ExitStack()
 
@@ -181,6 +181,9 @@ class RunController:
         event = None if source in self.members.lost else self._intake.event(source, line)
         if event is not None and source != COORDINATOR:
             event = self.members.workers[source].process.note_event(event)
+        if isinstance(event, RunEvent) and self.plan.is_script and SESSION in event.details:
+            self.plan = self.members.plan = record_session(self.folder, self.members.plan, event.details[SESSION])
+            return self._record(event)
         if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
         if isinstance(event, RequestEvent):
@@ -298,18 +301,13 @@ class RunController:
 
     def request_stop(self, message: str) -> None:
         """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
-        if self.plan.launch is None:
-            self._stopping.stop(message, self._has_begun)
-        else:
-            self._stopping.end(message, SCRIPT_GRACE)
+        if self.plan.is_script:
+            return self._stopping.end(message, SCRIPT_GRACE)
+        self._stopping.stop(message, self._has_begun)
 
     def command(self, action: OrderAction, on_done: Callable[[int], None] | None = None) -> None:
-        """Pause, resume, or write a snapshot after the same step on all members.
-
-        Args:
-            on_done: called with the step when all have done it.
-        """
-        if self.plan.launch is not None:
+        """Pause, resume, or write a snapshot after the same step on all members; then call ``on_done`` with it."""
+        if self.plan.is_script:
             raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
         self._intake.may_pause |= action == "pause"
         self._orders.give(action, on_done)
@@ -387,7 +385,7 @@ class RunController:
             status, message, hint, resumable = "failed", error.message, error.hint, error.resumable
         elif self.members.stopped_early or (self._stopping.reason and not self.members.all_done()):
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
-            summary = self._progress.summary if self.plan.launch is None else self._stopping.reason
+            summary = self._stopping.reason if self.plan.is_script else self._progress.summary
             message = "; ".join([summary, *self.members.error_messages])
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""

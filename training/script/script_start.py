@@ -1,8 +1,9 @@
 """Runs a user's script in this process, as ``python script.py`` would, and gives it the mesh as its process group.
 
 ``python script_start.py RUN KIND TARGET ARGUMENTS``: the id of the run, by which its processes are known, and ``file``
-or ``module``. Standard input is a socket: an uncaught error is written to it as one JSON object, and when its other end
-closes, the script is no longer supervised and the process group is killed. Standard library only, until the script
+or ``module``. Standard input is a socket: an uncaught error is written to it as one JSON object, a session
+(:mod:`training.session.session`) writes events there and gets commands, and when its other end closes, the script is no
+longer supervised and the process group is killed. Standard library only, until the script
 itself loads torch: what it sets before that still counts.
 
 ``torch.distributed.init_process_group``, ``new_group`` and ``monitored_barrier`` are replaced as soon as
@@ -33,7 +34,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -187,12 +188,26 @@ def leave_group() -> None:
             distributed.destroy_process_group()
 
 
-def end_with(watcher: socket.socket) -> None:
-    """Kill this process and its process group when the watching process is gone."""
-    with contextlib.suppress(OSError):
-        while watcher.recv(1):
-            continue
-    os.killpg(0, signal.SIGKILL)
+class WatcherChannel:
+    """The connection with the watching process, for a session of the script: events there, commands here."""
+
+    def __init__(self, watcher: socket.socket) -> None:
+        self._watcher = watcher
+        self.writer = watcher.makefile("w", encoding="utf-8")
+        """Takes one event a line."""
+        self.on_command: Callable[[bytes], object] = lambda line: None
+        """Called with every command, a JSON object."""
+
+    def end_with(self) -> None:
+        """Hand commands on; kill this process and its process group when the watching process is gone."""
+        with contextlib.suppress(OSError), self._watcher.makefile("rb") as lines:
+            for line in lines:
+                self.on_command(line)
+        os.killpg(0, signal.SIGKILL)
+
+
+channel: WatcherChannel
+"""That of this process; the script's session finds it here (``launched_run.py``)."""
 
 
 def is_peer_loss(text: str) -> bool:
@@ -238,7 +253,10 @@ def main() -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    threading.Thread(target=end_with, args=(watcher,), daemon=True).start()
+    global channel
+    channel = WatcherChannel(watcher)
+    sys.modules["muster_script_start"] = sys.modules["__main__"]  # before the script takes that name
+    threading.Thread(target=channel.end_with, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [target, *arguments]
     sys.path[:0] = [os.getcwd() if kind == "module" else os.path.dirname(os.path.abspath(target))]

@@ -7,6 +7,7 @@ affect the watching process, and its children end with it. It has torchrun's env
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, exit_text
 from training.exchange.links.dialling import interface_at
@@ -26,8 +28,9 @@ from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.records.event_log import EventSink
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent
-from training.records.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, from_line
+from training.records.launched_script import LaunchedScript
+from training.records.plan import LAUNCHED_FILES, RunPlan, read_plan
 from training.run.orders import Command
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.workers.worker import (
@@ -47,9 +50,13 @@ _POLL = 0.05
 
 
 def environment(
-    plan: RunPlan, launch: LaunchedScript, rank: int, rendezvous: Rendezvous, secrets: Path
+    plan: RunPlan, launch: LaunchedScript, rank: int, rendezvous: Rendezvous, secrets: Path, run_dir: Path = Path()
 ) -> dict[str, str]:
-    """Return torchrun's variables for a rank and those of the mesh, without those that only this process needs.
+    """Return torchrun's variables for a rank, those of the mesh and of a session, without those that only this process
+    needs.
+
+    Args:
+        run_dir: folder of the run on this machine.
 
     Raises:
         RunFailed: the machine does not have the configured interface.
@@ -91,6 +98,7 @@ def environment(
         "MUSTER_STORE": rendezvous.store,
         "MUSTER_RELAY": rendezvous.relay,
         "MUSTER_BACKEND": launch.backend,
+        "MUSTER_RUN_DIR": str(run_dir.resolve()),
         # The same for all ranks, whatever devices the script hides from each of them.
         "MUSTER_NCCL": str(int(len(plan.machines) == 1 and count_gpus() >= len(local_ranks))),
     }
@@ -166,10 +174,11 @@ class Script:
         self._name, self._is_remote = name, bool(launch.folder)
         self._emit, self._variables = emit, variables
         self._stop_requested = threading.Event()
-        self._has_reported = False
+        self._has_reported = self._in_session = False
         self._guard = Guard(variables[RUN_VARIABLE], int(variables["RANK"]))
         ours, theirs = socket.socketpair()
         words = [variables[RUN_VARIABLE], "module" if launch.module else "file", launch.script, *launch.arguments]
+        self._commands = ours
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(START), *words], stdin=theirs.fileno(), stdout=2, env=dict(variables), cwd=folder
@@ -182,9 +191,8 @@ class Script:
         """Carry out commands until their source is closed."""
         for line in iter(lambda: sys.stdin.buffer.readline(LONGEST_LINE), b""):
             with contextlib.suppress(ValueError):
-                if json.loads(line).get("command") == "stop":
-                    self._stop()
-        self._stop()
+                self._carry_out(json.loads(line))
+        self._carry_out({"command": "stop", "reason": "the process that started this worker is gone"})
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
             return
@@ -196,22 +204,38 @@ class Script:
         code = self._process.wait()
         self._guard.end()
         self._reader.join(_GRACE)
-        if self._stop_requested.is_set():
+        if self._stop_requested.is_set() and (code or not self._in_session):
             return ExitCode.STOPPED
         if code and not self._has_reported:
             self._fail(f"the script {exit_text(code)}")
         return ExitCode.RUN_FAILED if code else ExitCode.DONE
 
-    def _stop(self) -> None:
-        self._stop_requested.set()
-        if self._process.poll() is None:
+    def _carry_out(self, command: Mapping[str, Any]) -> None:
+        """Stop the script; one in a session takes every command itself, but the end after another rank's failure."""
+        ends = command.get("command") == "stop"
+        if ends:
+            self._stop_requested.set()
+        if self._in_session and command.get("snapshot", True):
+            with contextlib.suppress(OSError):
+                self._commands.sendall(json.dumps(command).encode() + b"\n")
+        elif ends and self._process.poll() is None:
             self._process.terminate()
 
     def _read_report(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection.makefile("rb") as lines:
-            report = json.loads(lines.readline())
+        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        """Take what the script's process reports: its uncaught error, or an event of its session."""
+        report = json.loads(line)
+        if "error" in report:
             self._has_reported = True
-            self._fail(str(report["error"]), str(report["traceback"])[-LONGEST_TEXT:])
+            return self._fail(str(report["error"]), str(report["traceback"])[-LONGEST_TEXT:])
+        event = from_line(line)
+        self._in_session |= isinstance(event, RunEvent)
+        self._emit(event)
 
     def _fail(self, message: str, traceback: str = "") -> None:
         name = self._name
@@ -240,17 +264,21 @@ def move_changed_files(folder: Path, before: Mapping[str, tuple[int, int]], targ
             (folder / relative).rename(target / relative)
 
 
-def run_script(
-    plan: RunPlan, rank: int, run_dir: Path, secrets: Path, rendezvous: Rendezvous, emit: EventSink
-) -> ExitCode:
-    """Run the script as one rank; every failure becomes one ``error`` event."""
+def run_script(plan: RunPlan, arguments: argparse.Namespace, rendezvous: Rendezvous, emit: EventSink) -> ExitCode:
+    """Run the script as one rank; every failure becomes one ``error`` event.
+
+    Args:
+        arguments: of this process, see :func:`training.workers.worker.worker_arguments`.
+    """
+    rank, run_dir, secrets = arguments.rank, arguments.run_dir, arguments.secrets
     name, launch = plan.all_members[rank].name, plan.launch
     assert launch is not None
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
         folder = working_folder(plan, launch, run_dir, rank)
         before = file_stamps(folder) if launch.folder and rank == 0 else {}
-        script = Script(name, launch, folder, environment(plan, launch, rank, rendezvous, secrets), emit)
+        variables = environment(plan, launch, rank, rendezvous, secrets, run_dir)
+        script = Script(name, launch, folder, variables | {"MUSTER_PLAN": str(arguments.plan.resolve())}, emit)
     except (MusterError, OSError) as error:
         emit(ErrorEvent(message=f"{name}: {error}"))
         return ExitCode.RUN_FAILED
@@ -283,7 +311,7 @@ def main() -> int:
         return int(ExitCode.STOPPED)
     if any(command.command == "stop" for command in commands):
         return int(ExitCode.STOPPED)
-    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, rendezvous, emit))
+    return int(run_script(plan, arguments, rendezvous, emit))
 
 
 if __name__ == "__main__":

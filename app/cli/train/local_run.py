@@ -69,7 +69,8 @@ def run_to_end(
             desk.open()
             desks.append(desk)
         outcome = run.wait()
-    return EndedRun.of(outcome, plan, progress.state)
+    of_run = run.plan if isinstance(run, RunController) else plan  # a launched script may have opened a session
+    return EndedRun.of(outcome, of_run, progress.state)
 
 
 def main() -> int:

@@ -93,6 +93,12 @@ class GroupBase(dist.ProcessGroup):
             addresses[world] = [(host, port)]
         return bytes(store.get(f"{meeting}/channel")).decode(), addresses
 
+    @property
+    def mesh(self) -> Mesh:
+        """The links of its members; a group of one has none."""
+        assert self._mesh is not None
+        return self._mesh
+
     # ------------------------------------------------------------------------------------- what torch asks of a group
 
     def getBackendName(self) -> str:
