@@ -20,7 +20,8 @@ from profiles.errors import ExitCode, MusterError
 from training.records.events import AnswerEvent, Event, MemberEvent, RequestEvent, RunEvent, from_line
 from training.records.run_folder import RunFolder
 from training.run.intake import CLOCK, EventIntake
-from training.run.membership import MemberHistory, Membership
+from training.run.members.member_history import MemberHistory
+from training.run.members.membership import Membership
 from training.run.processes import NumberedLine
 
 _OF_THE_RUN = (RunEvent, RequestEvent, AnswerEvent)

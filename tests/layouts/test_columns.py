@@ -37,7 +37,7 @@ from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPat
 from training.records.plan import DevicePlan, RunPlan
 from training.run.intake import COORDINATOR
 from training.run.meeting_point import columns_of
-from training.run.membership import Membership, WorkerHandle
+from training.run.members.membership import Membership, WorkerHandle
 from training.run.orders import Control
 from training.run.run_controller import RunController
 from training.strategies.base import Strategy

@@ -24,7 +24,7 @@ from training.exchange.base import Confirm, ExchangeError, JoiningState, SoloExc
 from training.layouts.staged import StagedModel
 from training.records.events import Event, MemberEvent, RequestEvent, StepEvent
 from training.run.intake import COORDINATOR
-from training.run.membership import Membership, WorkerHandle
+from training.run.members.membership import Membership, WorkerHandle
 from training.run.run_controller import RunController
 
 PATIENCE = 240.0  # workers start several times, on a machine that may be busy

@@ -20,7 +20,7 @@ from training.records.events import (
     StepEvent,
     to_line,
 )
-from training.run.membership import MemberHistory
+from training.run.members.member_history import MemberHistory
 from training.run.processes import NumberedLine
 from training.run.run_controller import RunController
 

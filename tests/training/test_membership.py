@@ -13,7 +13,8 @@ from profiles.errors import BadInput, ExitCode
 from training.records.events import ElectionEvent, Event, MemberEvent
 from training.records.plan import MemberPlan
 from training.records.run_folder import RunFolder
-from training.run.membership import MemberHistory, Membership, WorkerHandle
+from training.run.members.member_history import MemberHistory
+from training.run.members.membership import Membership, WorkerHandle
 from training.run.orders import Command, Control
 from training.run.run_controller import RunController
 

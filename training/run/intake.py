@@ -32,7 +32,7 @@ from training.records.events import (
     WaysEvent,
     from_line,
 )
-from training.run.membership import Membership
+from training.run.members.membership import Membership
 from training.run.processes import NumberedLine
 from training.strategies.registry import segment_steps_of
 

@@ -30,7 +30,8 @@ from training.run.intake import COORDINATOR, EventIntake
 from training.run.local_plan import SESSION, record_session
 from training.run.local_workers import AdoptWorker, StartWorker, local_starter
 from training.run.meeting_point import MeetingPoint, StartCoordinator
-from training.run.membership import MemberHistory, Membership, WorkerHandle
+from training.run.members.member_history import MemberHistory
+from training.run.members.membership import Membership, WorkerHandle
 from training.run.orders import OrderAction
 from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ends_for_good, write_end
 from training.run.processes import Worker

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from training.records.events import AnswerEvent, Event, SnapshotEvent, StepEvent
 from training.run.group_orders import GroupOrders
-from training.run.membership import Membership
+from training.run.members.membership import Membership
 from training.run.orders import OrderAction
 from training.run.outcome import newest_complete_step, progress_text
 from training.strategies.registry import segment_steps_of, strategy_class

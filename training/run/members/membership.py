@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WaysEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, WaysEvent
 from training.records.plan import MemberPlan, RunPlan
-from training.run.meeting_point import SPARE, Elected
+from training.run.meeting_point import SPARE
+from training.run.members.member_history import MemberHistory
+from training.run.members.recorded_presence import RecordedPresence
 from training.run.processes import Worker
 
 _ANOTHER = "stop the run and start it again with the machines that you want"
@@ -25,72 +27,13 @@ class WorkerHandle:
     step: int = 0
     exit_code: int | None = None
     error: ErrorEvent | None = None
-    failure: str = ""  # why the others went on without it, unless it had only lost others
+    failure: str = ""
+    """Why the others went on without it, unless it had only lost others."""
 
     def kill(self) -> None:
         """Kill it, unless it is known to have ended."""
         if self.exit_code is None:
             self.process.signal(signal.SIGKILL)
-
-
-class MemberHistory:
-    """The members of a live run as its events describe them."""
-
-    def __init__(self) -> None:
-        self.attached: dict[int, int] = {}
-        """Ranks whose workers may still run, with the number of the last line at their agents that was recorded."""
-        self.status: dict[int, str] = {}
-        """The newest status of each member."""
-        self.joining: set[int] = set()
-        """Members that came after the run had begun, and have not joined yet."""
-        self.run_status = "starting"
-        self.newest = 0
-        """Number of the newest event."""
-        self.elected: Elected | None = None
-        """The coordinator that the members follow instead of that of the run's supervisor."""
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> MemberHistory:
-        """Return that of the newest attempt in the events of a run."""
-        history = cls()
-        for event in events:
-            history = cls() if isinstance(event, RunEvent) and event.status == "starting" else history
-            history._note(event)
-        return history
-
-    def _note(self, event: Event) -> None:
-        self.newest = event.seq or 0
-        self.elected = Elected.newest(event, self.elected)
-        if isinstance(event, RunEvent):
-            self.run_status = event.status
-        if event.member is None:
-            return
-        rank = event.member
-        if event.line is not None and rank in self.attached:
-            self.attached[rank] = event.line
-        if isinstance(event, ErrorEvent):
-            self._note_end(rank, "failed")
-        elif isinstance(event, MemberEvent):
-            self._note_member(rank, event)
-
-    def _note_member(self, rank: int, event: MemberEvent) -> None:
-        if event.status == "started":
-            self.attached[rank] = event.line or 0
-            self.joining |= set() if self.run_status == "starting" else {rank}
-        elif event.status == "left":
-            return self._note_end(rank, "left")
-        elif event.status == "joined":
-            self.joining.discard(rank)
-        self.status[rank] = event.status
-
-    def _note_end(self, rank: int, status: str) -> None:
-        self.attached.pop(rank, None)
-        self.joining.discard(rank)
-        self.status[rank] = status
-
-    def ranks(self, *statuses: str) -> set[int]:
-        """Return the members of which one of these statuses is the newest."""
-        return {rank for rank, status in self.status.items() if status in statuses}
 
 
 class Membership:
@@ -119,12 +62,7 @@ class Membership:
         """Members that have left the group."""
         self.done: set[int] = set()
         """Members that have reported that they trained to the end."""
-        self._reported_gone = set(self.lost)
-        """Members whose loss is in the run's events."""
-        self._reported_joined: set[int] = set()
-        """Workers whose joining, since they were gone last, is in the run's events."""
-        self._confirmed: set[int] = set()
-        """Those of them that have said so themselves: if they say it again, the others had gone on without them."""
+        self._recorded = RecordedPresence(self.lost)
 
     def restore(self, history: MemberHistory) -> None:
         """Take over the members of a run whose supervisor was killed; their workers are entered one by one."""
@@ -134,9 +72,7 @@ class Membership:
         self.detached = gone | self.joining
         self.left = history.ranks("left")
         self.done = history.ranks("done")
-        self._reported_gone = {*self.plan.absent, *gone}
-        self._reported_joined = history.ranks("joined", "ready", "done") - self.joining
-        self._confirmed = history.ranks("ready", "done")
+        self._recorded = RecordedPresence.of(history, self.plan.absent)
 
     def name(self, rank: int) -> str:
         return self.plan.process(rank).name
@@ -154,7 +90,7 @@ class Membership:
         if isinstance(event, MemberEvent) and event.status not in ("lost", "left"):  # of these, the machine counts
             changes["name"] = member.name
         if isinstance(event, WaysEvent):
-            changes["ways"] = tuple(p.model_copy(update={"peer": self._member_of(p.peer)}) for p in event.ways)
+            changes["ways"] = tuple(path.model_copy(update={"peer": self._member_of(path.peer)}) for path in event.ways)
         return event.model_copy(update=changes)
 
     def announce(self, member: MemberPlan) -> None:
@@ -180,7 +116,7 @@ class Membership:
     @property
     def active_ranks(self) -> list[int]:
         """Ranks of the members that train."""
-        return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.detached]
+        return [rank for rank, worker in self.workers.items() if worker.exit_code is None and rank not in self.detached]
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to every worker, joining ones included."""
@@ -205,19 +141,26 @@ class Membership:
 
     def all_done(self) -> bool:
         """Whether all counting members have trained to the end."""
-        return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
+        return self._counting_exit_codes == {ExitCode.DONE}
 
     @property
     def stopped_early(self) -> bool:
         """Whether counting members have stopped, on whosever word, and none has trained to the end."""
-        codes = {worker.exit_code for rank, worker in self.workers.items() if rank not in self.detached}
+        codes = self._counting_exit_codes
         return ExitCode.STOPPED in codes and ExitCode.DONE not in codes
+
+    @property
+    def _counting_exit_codes(self) -> set[int | None]:
+        return {worker.exit_code for rank, worker in self.workers.items() if rank not in self.detached}
 
     def can_continue_without(self, rank: int) -> bool:
         """Whether another member trains or has trained to the end, on all its devices."""
-        gone = {self._member_of(worker) for worker in (rank, *self.lost)}
-        others = [(r, w.exit_code) for r, w in self.workers.items() if self._member_of(r) not in gone]
-        return any(code == ExitCode.DONE or (code is None and r not in self.detached) for r, code in others)
+        gone = {self._member_of(lost) for lost in (rank, *self.lost)}
+        return any(
+            worker.exit_code == ExitCode.DONE or (worker.exit_code is None and other not in self.detached)
+            for other, worker in self.workers.items()
+            if self._member_of(other) not in gone
+        )
 
     @property
     def lost_members(self) -> list[int]:
@@ -232,7 +175,7 @@ class Membership:
 
     def end_member_of(self, rank: int, seconds: float) -> None:
         """Count on the other devices of a lost worker's member no more; they have some seconds to end by themselves."""
-        for other in {*self.plan.processes_of(self._member_of(rank))} - {rank}:
+        for other in self._devices_with(rank) - {rank}:
             self.detached.add(other)
             self.end_within(other, seconds)
 
@@ -244,10 +187,14 @@ class Membership:
 
     def forget_left(self, rank: int) -> None:
         """Forget that a worker, or another device of its member, has left the group."""
-        self.left = {other for other in self.left if self._member_of(other) != self._member_of(rank)}
+        self.left = self.left - self._devices_with(rank)
 
     def _member_of(self, rank: int) -> int:
         return self.plan.process(rank).member.rank if self._is_staged else rank
+
+    def _devices_with(self, rank: int) -> set[int]:
+        """Return the workers of a worker's member."""
+        return {*self.plan.processes_of(self._member_of(rank))} if self._is_staged else {rank}
 
     def none_can_return(self) -> bool:
         """Whether only joining or lost members are left, which no member could let in."""
@@ -255,59 +202,43 @@ class Membership:
         return left <= self.joining or (left <= self.detached - self.leaving and self.all_done())
 
     def note(self, source: int, event: MemberEvent) -> bool:
-        """Record that a member came or went; return whether that is not in the run's events yet.
+        """Note that a member came or went; return whether that is not in the run's events yet.
 
-        A loss is recorded once, from the coordinator or from the end of the worker: the first of them knows the cause.
-        So is a joining, which the coordinator reports when it lets a worker in, and the worker when it has the state.
+        Args:
+            source: rank of the worker that reports it, or another number: the coordinator.
         """
         rank = event.member
         if rank is None:
             return True
         speaks = self.speaks(rank)
         if event.status == "joined":
-            return self._note_joined(source, rank)
+            if source == rank:
+                self.joining.discard(rank)
+                self.detached.discard(rank)
+            return self._recorded.note_joined(rank, self._devices_with(rank), source == rank, speaks)
         if event.status == "ready" and source == rank:
-            self._confirmed.add(rank)
+            self._recorded.note_ready(rank)
         if event.status == "done":
             self.done.add(rank)
         if event.status == "left":
-            self._forget_joining(rank)
-            news = source == rank or rank not in self.left  # the member itself reports why
-            news &= not (self._is_staged and self._member_of(rank) in self.lost_members)
+            self._recorded.note_away(rank)
+            is_news = source == rank or rank not in self.left  # the member itself reports why
+            is_lost = self._is_staged and self._member_of(rank) in self.lost_members
             self.left.add(rank)
-            return news and speaks
+            return is_news and not is_lost and speaks
         if event.status == "lost":
             if rank not in self.left:
                 self.detached.add(rank)
             return self.note_gone(rank)
         return speaks
 
-    def _note_joined(self, source: int, rank: int) -> bool:
-        """Record that a worker has joined, or is back; return whether that is not in the run's events yet."""
-        gone = {other for other in self._reported_gone if self._member_of(other) == self._member_of(rank)}
-        news = rank not in self._reported_joined or (source == rank and rank in self._confirmed)
-        self._reported_joined.add(rank)
-        self._reported_gone.discard(rank)
-        if source == rank:
-            self._confirmed.add(rank)
-            self.joining.discard(rank)
-            self.detached.discard(rank)
-        return gone == {rank} if gone else news and self.speaks(rank)
-
-    def _forget_joining(self, rank: int) -> None:
-        """Record that a worker is gone: its next joining is news."""
-        self._reported_joined.discard(rank)
-        self._confirmed.discard(rank)
-
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
-        before = any(self._member_of(other) == self._member_of(rank) for other in self._reported_gone | self.left)
-        news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
+        devices, was_joining = self._devices_with(rank), rank in self.joining
         if self._is_staged:  # its other devices go with it
-            self.joining -= {*self.plan.processes_of(self._member_of(rank))}
-        self._reported_gone.add(rank)
-        self._forget_joining(rank)
-        return news
+            self.joining -= devices
+        is_news = self._recorded.note_gone(rank, devices, self.left)
+        return is_news or was_joining  # what was recorded of a joining member is of its earlier time
 
     def dismiss(self, members: Collection[int]) -> None:
         """Ask members to leave at their next synchronisation point. Joining ones are killed.
@@ -322,8 +253,9 @@ class Membership:
                 self.workers[rank].kill()
             return
         self.mark_leaving(ranks)
-        for r in ranks:
-            self.workers[r].process.send({"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False})
+        order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
+        for rank in ranks:
+            self.workers[rank].process.send(order)
 
     def mark_leaving(self, ranks: Collection[int]) -> None:
         """Record that workers were asked to leave.
@@ -365,8 +297,9 @@ class Membership:
         with self._gate:
             self.check_can_join(member)
             self.lost = [rank for rank in self.lost if rank not in workers]
-            for status in (self.left, self.leaving, self._reported_gone, self._reported_joined, self._confirmed):
-                status.difference_update(workers)
+            self.left.difference_update(workers)
+            self.leaving.difference_update(workers)
+            self._recorded.forget(workers)
             self.detached.update(workers)
             self.joining.update(workers)
             self.workers = {**self.workers, **{rank: WorkerHandle(worker) for rank, worker in workers.items()}}
