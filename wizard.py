@@ -7,9 +7,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves it out
 
-from profiles.bootstrap import end_process, ensure_environment
+from profiles.bootstrap import end_process, ensure_environment, hold_keys
 
 ensure_environment(__file__)
+if __name__ == "__main__":
+    hold_keys(sys.argv[1:])
 
 from app.cli.wizard import main  # noqa: E402 - the environment has to be known to be there
 

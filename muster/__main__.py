@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from profiles.bootstrap import end_process, silence_interrupts
+from profiles.bootstrap import end_process, hold_keys, silence_interrupts
 
 _PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 
@@ -26,6 +26,7 @@ def main() -> int:
         print("hint: install Muster on its own: uv tool install muster-train; in a clone: make setup", file=sys.stderr)
         return 2
     silence_interrupts()
+    hold_keys(sys.argv[1:])
     typed = os.environ.setdefault("MUSTER_PROGRAM", _typed_program(sys.argv[0]))  # before our packages read it
     sys.argv[0] = shlex.split(typed)[-1]  # what a run records as its command, and its command.sh starts again
     from app.cli.handover import hand_over

@@ -17,7 +17,7 @@ import shlex
 import signal
 import sys
 from types import FrameType, TracebackType
-from typing import List, NoReturn, Optional, Type
+from typing import Any, List, NoReturn, Optional, Type
 
 PACKAGES = (
     "accelerate av certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
@@ -29,6 +29,7 @@ _RESTARTED = "MUSTER_RESTARTED"
 
 
 _exit_codes: List[int] = []
+_terminal_modes: List[List[Any]] = []
 
 
 def end_process(code: int) -> NoReturn:
@@ -91,9 +92,44 @@ def restore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def hold_keys(arguments: List[str]) -> None:
+    """Keep what is typed while the first screen loads for that screen, until :func:`release_keys` or the end of this
+    process. The terminal would show it, and turn Enter into another key.
+
+    Args:
+        arguments: of the command line; others than those of a screen without questions before it hold nothing.
+    """
+    is_screen = arguments in ([], ["tour"]) and sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_screen or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin.fileno())
+    held = list(before)
+    held[0] &= ~termios.ICRNL
+    held[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, held)
+    _terminal_modes.append(before)
+    atexit.register(release_keys)
+
+
+def release_keys() -> None:
+    """Give the terminal the modes that it had before :func:`hold_keys`."""
+    if not _terminal_modes:
+        return
+    import termios
+
+    while _terminal_modes:
+        try:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, _terminal_modes.pop())
+        except (OSError, ValueError, termios.error):  # the terminal is gone
+            continue
+
+
 def _exit_quietly(number: int, frame: Optional[FrameType]) -> None:
     """End at once, as a stopped command does: an exception raised during imports could be caught, or printed with its
     traceback, anywhere."""
+    release_keys()
     as_json = b'{"error": {"message": "stopped", "hint": ""}, "exit_code": 130}\n' if "--json" in sys.argv else b""
     os.write(1 if as_json else 2, as_json or b"error: stopped\n")
     os._exit(130)

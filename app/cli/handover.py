@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.console import say
+from profiles.bootstrap import release_keys
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.installation import can_train, setup_line, training_environment
@@ -24,6 +25,7 @@ def hand_over(arguments: Sequence[str]) -> None:
     if not can_train() and (environment := training_environment()):
         variables = {**os.environ, "PYTHONPATH": environment["code"], "PYTHONSAFEPATH": "1"}
         python = environment["python"]
+        release_keys()
         os.execve(python, [python, "-m", "muster", *arguments], variables)
 
 

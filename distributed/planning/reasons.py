@@ -384,12 +384,12 @@ def plain_reasons(planning: Planning) -> tuple[str, ...]:
     if best is None or not best.predicted or best.choice.alone or best.choice.blocks:
         return tuple(sentence(reason) for reason in planning.reasons[:1])
     waiting = f"{share_text(best.waiting)} of the time"
-    interval = best.choice.interval
-    why = f"Merging in every step pays here, although the machines then wait for the network {waiting}"
-    if interval > 1:
-        why = f"Merging only every {interval} steps, the machines wait for the network {waiting}"
+    why = f"Merging only every {best.choice.interval} steps, the machines wait for the network {waiting}"
+    if best.choice.interval <= 1:
+        why = f"Merging in every step pays here, although the machines then wait for the network {waiting}"
+    exact = "; ways about as fast are less exact" if "rather-exact" in {r.code for r in planning.reasons} else ""
     left_out = (sentence(reason) for reason in planning.reasons if reason.code in LEFT_OUT_CODES)
-    return (f"{_PREFERRED[planning.job.preference]}{why}", *left_out)
+    return (f"{_PREFERRED[planning.job.preference]}{why}{exact}", *left_out)
 
 
 def why_in_words(planning: Planning) -> str:

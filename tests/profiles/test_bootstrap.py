@@ -3,9 +3,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ BARE = f"{sys.base_prefix}/bin/python3"
 """An interpreter that, started with -S, has the standard library only."""
 SCRIPT = """
 import sys
+import termios
 from profiles.bootstrap import ensure_environment
 ensure_environment(__file__)
 import os, pydantic
@@ -201,3 +204,25 @@ def test_a_command_finds_its_modules_though_its_folder_is_no_place_to_import_fro
         [BARE, "-S", str(project / "script.py")], env={"PYTHONSAFEPATH": "1"}, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "setup" in done.stderr
+
+
+HOLD = """import os, sys; sys.path.insert(0, sys.argv.pop(1)); from profiles.bootstrap import hold_keys
+hold_keys(sys.argv[1:]); print("held", flush=True); print(os.read(0, 1), os.read(0, 1))"""
+
+
+@pytest.mark.parametrize(("words", "enter"), [(["tour"], r"b'\r'"), (["runs", "list"], r"b'\n'")])
+def test_keys_before_the_first_screen_are_held_for_it_as_they_were_typed(words: list[str], enter: str) -> None:
+    ours, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    command = [sys.executable, "-c", HOLD, str(ROOT), *words]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env={**os.environ, "TERM": "xterm"}) as process:
+        screen = b""
+        while b"held" not in screen:
+            screen += os.read(ours, 1000)
+        os.write(ours, b"w\r")
+        assert process.wait(60) == 0
+    rest = os.read(ours, 1000).decode()
+    assert rest.strip().endswith(f"b'w' {enter}") and rest.strip().startswith("b'w'") == (words == ["tour"])
+    assert termios.tcgetattr(terminal) == before
+    os.close(ours)
+    os.close(terminal)

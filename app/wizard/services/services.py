@@ -166,7 +166,11 @@ class Services:
         try:
             return self.outside.install_key(target, password, machines.trust_in(trusted))
         except MusterError as error:
-            return access.explain(target, None, error)
+            report = access.explain(target, None, error)
+            if report.cause != "password_refused":
+                return report
+            host = ssh_config.resolve(target)  # the user is the first thing to compare
+            return replace(report, where=host.host_port, user=host.user)
 
     def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Mapping[str, tuple[Finding, ...]]:
         """Check all machines in parallel; return the findings of each by its row's key."""
