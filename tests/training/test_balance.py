@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import group
 import numpy as np
 import pytest
 import torch
@@ -18,7 +18,6 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
-from training.data import balance
 from training.data.balance import ShareBalance, Speed, longest, split_evenly
 from training.data.batches import BatchSource, Samples
 from training.data.sample_order import Cursor, SampleSchedule
@@ -247,21 +246,19 @@ def test_shares_follow_speed_between_machines_unless_somebody_set_them(
     assert (trainer_class(plan) is BalancedTrainer) == follows
 
 
-class Slowed(ToyTask):
-    """Waits for each sample that it computes; from a step on four times as long, on one member."""
+class Recorded(ToyTask):
+    """Records the samples that a member trains on; others are only read ahead."""
 
-    def __init__(self, is_slowed: bool, step: int) -> None:
-        super().__init__(samples=360)
-        self._is_slowed, self._step, self.passes, self.trained = is_slowed, step, 0, list[int]()
+    def __init__(self) -> None:
+        super().__init__(samples=480)
+        self.trained: list[int] = []
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         return super().collate(samples, rngs) | {"index": torch.tensor([index for index, _, _ in samples])}
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
-            self.passes += 1
             self.trained += batch["index"].tolist()
-            time.sleep(0.002 * len(batch["x"]) * (4 if self._is_slowed and self.passes > self._step else 1))
         return super().loss(model, batch)
 
 
@@ -270,17 +267,39 @@ class Slowed(ToyTask):
 def test_a_run_follows_a_machine_that_is_slowed_in_the_middle(
     tmp_path: Path, serve: Serve, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balance, "LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(balance, "WINDOW_SECONDS", 0.0)
-    plan = toy_plan(3, training={"max_steps": 0, "epochs": 2}, run={"balance": "on"}, strategy=strategy)
-    tasks = {rank: Slowed(rank == 2, 20) for rank in range(3)}
+    """The members are real; only what a sample takes is scripted, as a busy machine tells nothing of it."""
+    notes = ShareBalance.note_step
+
+    class Timed(ShareBalance):
+        rank = 0
+        steps = 0
+
+        def note_step(self, compute: float, seconds: float, samples: int) -> None:
+            self.steps += 1
+            slowed = self.rank == 2 and self.steps > 10
+            notes(self, samples * (0.2 if slowed else 0.05), 0.8, samples)
+
+    class TimedTrainer(BalancedTrainer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._balance = self.position.balance = Timed()
+            self._balance.rank = self.rank
+
+    monkeypatch.setattr(group, "trainer_class", lambda plan: TimedTrainer)
+    plan = toy_plan(3, training={"max_steps": 0, "epochs": 1}, run={"balance": "on"}, strategy=strategy)
+    tasks = {rank: Recorded() for rank in range(3)}
     members = run_group(plan, serve(plan), tasks.__getitem__, tmp_path)
     assert [member.error for member in members.values()] == [None] * 3
-    assert sorted(index for task in tasks.values() for index in task.trained) == sorted([*range(360)] * 2)
+    assert sorted(index for task in tasks.values() for index in task.trained) == [*range(480)]
     weights = [torch.cat([p.detach().reshape(-1) for p in m.trainer.parameters]) for m in members.values()]
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
     steps = {rank: [e for e in m.events if isinstance(e, StepEvent)] for rank, m in members.items()}
-    counts = [[steps[rank][number].samples for rank in range(3)] for number in range(60)]
-    assert {sum(of_step) for of_step in counts} == {12} and counts[0] == [4, 4, 4] and counts[-1][2] <= 2
-    told = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
-    assert any("worker-2 computes " in line and " times slower than at the start: its share " in line for line in told)
+    counts = [[steps[rank][number].samples for rank in range(3)] for number in range(40)]
+    assert counts == [[4, 4, 4]] * 30 + [[6, 5, 1]] * 10
+    assert [(e.message, e.step) for m in members.values() for e in m.events if isinstance(e, WarningEvent)] == [
+        (
+            "worker-2 computes 4.0 times slower than at the start: its share goes from 4 to 1 of 12 samples, "
+            "worker-0's from 4 to 6, worker-1's from 4 to 5",
+            30,
+        )
+    ]
