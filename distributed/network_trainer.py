@@ -218,7 +218,7 @@ def _events(path: Path) -> Iterator[Event]:
 
 def _stop(path: Path) -> None:
     """Stop the run with snapshots and wait until nothing of it is left; a second Ctrl-C ends it at once."""
-    from distributed.run.requests import leave_request
+    from training.run.requests.request_book import leave_request
 
     with contextlib.suppress(MusterError):  # the run is gone already
         try:

@@ -27,8 +27,6 @@ from distributed.preparation.transfer import send_trees
 from distributed.resuming import covered_step, held_parts, recut
 from distributed.run.cut_off import CutOff
 from distributed.run.lasting_run import LastingRun
-from distributed.run.request_server import RequestServer
-from distributed.run.requests import Request
 from distributed.run.returning_run import ReturningRun
 from distributed.run.run_machines import (
     MachineRoute,
@@ -49,6 +47,8 @@ from training.records.plan import LAUNCHED_FILES, DevicePlan, MemberPlan, RunPla
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome
 from training.run.processes import PhaseTimer
+from training.run.requests.request_book import Request
+from training.run.requests.request_server import RequestServer
 from training.run.run_controller import RunController
 
 _START_WARNING = 30.0
@@ -202,7 +202,7 @@ class Supervisor:
         return ranks
 
     def prepare(self, request: Request) -> tuple[int, ...]:
-        entry = request.entry
+        entry = Machine.model_validate(request.entry) if request.entry else None
         if entry is not None and entry.name not in self._links:
             return self._add_machine(entry)
         ranks = self.ranks(request.machine if entry is None else entry.name)

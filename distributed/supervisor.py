@@ -21,7 +21,6 @@ from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.machine.link import MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.run.lasting_run import GOES_ON
-from distributed.run.requests import leave_request
 from distributed.run.watcher import watch_this_process
 from distributed.supervision import Supervisor
 from distributed.system import keep_awake
@@ -31,6 +30,7 @@ from training.records.events import ErrorEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.run.outcome import write_end
 from training.run.processes import run_from_stdin
+from training.run.requests.request_book import leave_request
 
 _TRAINS = ("running", "paused")
 """Status of a run that another supervisor can take over."""

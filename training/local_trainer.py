@@ -29,6 +29,7 @@ from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.narration import RunNarrator
 from training.run.outcome import RunOutcome, noted_failure
+from training.run.requests.request_server import LocalRequests
 from training.run.run_controller import RunController
 from training.run.stopping import stopped_by
 
@@ -244,10 +245,12 @@ class LocalTrainer(ObjectTrainer):
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
             write_objects(job, folder.secrets)
-            run = RunController(folder.plan(), folder, self._on_event, worker=_WORKER)
+            requests = LocalRequests(self._on_event)
+            run = RunController(folder.plan(), folder, requests, worker=_WORKER)
             try:
                 run.start()
                 stop.watch(run)
+                requests.open(run)
                 return run.wait()
             finally:
                 for handle in run.members.workers.values():

@@ -37,7 +37,7 @@ from app.wizard.state.ways import label_of_run
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.planning.run_time import plan_stages_text
-from distributed.run.requests import Action
+from training.run.requests.request_book import Action
 
 _MARK = 2
 """Cells of the symbol before the headline."""

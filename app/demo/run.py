@@ -21,8 +21,6 @@ from app.demo.course import LOG, TourScript, recorded_training
 from app.run_view.run_state import RunState, apply
 from distributed.planning.feedback import prediction_metrics, write_planning
 from distributed.planning.reasons import why_in_words
-from distributed.run.request_server import LocalMachines
-from distributed.run.requests import Outcome, Request, RequestBook, leave_request, take_requests
 from profiles.errors import BadInput, ExitCode
 from training.records.events import (
     EvaluationEvent,
@@ -39,6 +37,8 @@ from training.records.plan import FinalStatus, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import figures_of, write_end
 from training.run.processes import BackgroundProcess, run_from_stdin
+from training.run.requests.request_book import Outcome, Request, RequestBook, leave_request, take_requests
+from training.run.requests.request_server import LocalMachines
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME
 

@@ -19,11 +19,11 @@ from app.dashboard.dialogs.commands import Commands
 from app.dashboard.tabs.charts import Chart
 from app.dashboard.tabs.machines import MachinesPane
 from app.dashboard.tabs.one_machine import OneMachine
-from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
 from tests.waiting import PATIENCE
 from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
 from training.records.run_folder import RunFolder
+from training.run.requests.request_book import take_requests
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME, Sample, Showcase
 

@@ -23,7 +23,6 @@ from app.run_view.run_state import reduce_events
 from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Figures
 from distributed.planning.feedback import FIGURES
-from distributed.run.requests import leave_request
 from profiles.errors import BadInput
 from tests.screens.pilot import run as run_app
 from tests.screens.pilot import text, until_text
@@ -39,6 +38,7 @@ from training.records.events import (
 )
 from training.records.run_folder import RunFolder
 from training.records.runs import list_runs
+from training.run.requests.request_book import leave_request
 
 pytestmark = pytest.mark.slow
 

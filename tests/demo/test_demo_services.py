@@ -15,10 +15,10 @@ from app.wizard.engine import Wizard
 from app.wizard.state import actions as do
 from app.wizard.state.records import AccessNeed, ItemStatus
 from app.wizard.state.state import Step, WizardState
-from distributed.run.requests import leave_request
 from distributed.ssh.config import SshTarget
 from tests.waiting import PATIENCE, until_state
 from training.records.run_folder import RunFolder
+from training.run.requests.request_book import leave_request
 
 pytestmark = pytest.mark.slow
 

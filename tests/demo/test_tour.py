@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from distributed.run.requests import leave_request
 from tests.demo.tmux_terminal import Tmux
 from training.records.event_log import follow_lines
 from training.records.lease import LOCK_NAME
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
+from training.run.requests.request_book import leave_request
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [

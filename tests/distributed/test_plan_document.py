@@ -24,7 +24,6 @@ from distributed.planning.documents.document import Candidate, Choice, Planning,
 from distributed.planning.planner import plan as plan_for
 from distributed.planning.run_time import plan_stages_text
 from distributed.preparation.prepare import updated_hosts
-from distributed.run.requests import take_requests
 from distributed.run.run_machines import links_of, on_present, record_added_machine
 from distributed.supervision import Supervisor
 from profiles.errors import BadInput
@@ -33,6 +32,7 @@ from profiles.schema import Profile
 from tests.distributed.test_preflight import SOUND
 from training.records.plan import DevicePlan, MemberPlan, RunPlan, read_plan
 from training.records.run_folder import RunFolder
+from training.run.requests.request_book import take_requests
 
 NAMES = st.sampled_from(["studio", "tower", "laptop", "pi"])
 DEVICES = st.builds(

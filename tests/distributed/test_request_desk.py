@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.run.request_server import LocalMachines, RequestServer
-from distributed.run.requests import Request, RequestBook, leave_request
 from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.run.local_plan import plan_local_run
+from training.run.requests.request_book import Request, RequestBook, leave_request
+from training.run.requests.request_server import LocalMachines, RequestServer
 from training.run.run_controller import RunController
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from distributed.run.request_server import LocalMachines, RequestServer
-from distributed.run.requests import Action, leave_request
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.waiting import until
@@ -16,6 +14,8 @@ from training.records.events import Event, MemberEvent, RequestEvent, SnapshotEv
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
 from training.run.outcome import RunOutcome
+from training.run.requests.request_book import Action, leave_request
+from training.run.requests.request_server import LocalMachines, RequestServer
 from training.run.run_controller import RunController
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -12,11 +12,11 @@ import pytest
 
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
-from distributed.run.requests import Action, leave_request
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
 from training.records.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
+from training.run.requests.request_book import Action, leave_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _PATIENCE = 300.0

@@ -13,8 +13,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from distributed.run.request_server import LocalMachines, RequestServer
-from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from tests.layouts.pipeline_runs import queue_carriers, side_by_side
 from tests.layouts.staged_records import Record, trained
@@ -25,6 +23,8 @@ from training.layouts.staged import StagedModel
 from training.records.events import Event, MemberEvent, RequestEvent, StepEvent
 from training.run.intake import COORDINATOR
 from training.run.members.membership import Membership, WorkerHandle
+from training.run.requests.request_book import Action, leave_request
+from training.run.requests.request_server import LocalMachines, RequestServer
 from training.run.run_controller import RunController
 
 PATIENCE = 240.0  # workers start several times, on a machine that may be busy

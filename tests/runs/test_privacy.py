@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from test_run_folder import make, mode
 
-from distributed.run.requests import leave_request, take_requests
 from training.exchange.links.certificates import issue_run_certificates
 from training.records.events import WarningEvent
 from training.records.run_files import private_file, private_folder
+from training.run.requests.request_book import leave_request, take_requests
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

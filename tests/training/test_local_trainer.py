@@ -29,6 +29,7 @@ from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEven
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
 from training.run.outcome import RunOutcome
+from training.run.requests.request_book import leave_request
 from training.run.run_controller import RunController
 from training.tasks.custom import CustomJob
 
@@ -251,6 +252,21 @@ def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:
         hashes.append([e.weight_hash for e in run.events if isinstance(e, SyncEvent) and e.member == 0])
     assert len(hashes[0]) == 4
     assert hashes[0] == hashes[1]
+
+
+def test_a_fit_obeys_the_requests_that_others_leave_in_its_folder(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def ask_once(event: Event) -> None:
+        if isinstance(event, StepEvent) and not asked:
+            (path,) = tmp_path.glob("*-local")
+            asked.append(leave_request(path, "stop"))
+
+    trainer = LocalTrainer(
+        nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path, workers=1, on_event=ask_once
+    )
+    with pytest.raises(StoppedByUser, match="0 steps lost"):
+        trainer.fit(max_steps=1_000_000)
 
 
 @pytest.mark.usefixtures("started_cold")

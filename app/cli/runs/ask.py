@@ -19,7 +19,6 @@ from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, as_listed, load_hosts, typed_machine
-from distributed.run.requests import Action, leave_request, withdraw_request
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.event_log import follow_events
@@ -29,6 +28,7 @@ from training.records.run_folder import RunFolder
 from training.records.runs import find_run, list_all_runs
 from training.run.outcome import newest_snapshots
 from training.run.processes import end_processes
+from training.run.requests.request_book import Action, leave_request, withdraw_request
 
 PATIENCE = 300.0
 """Seconds for a request to be accepted: a starting run accepts none. An accepted request may take any time."""

@@ -24,7 +24,6 @@ from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.timeline import run_sentence
 from app.run_view.view import EndedRun
-from distributed.run.requests import Action, leave_request
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode
 from training.records.event_log import follow_lines, newest_number, read_events
@@ -33,6 +32,7 @@ from training.records.plan import SCRIPT
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
 from training.records.runs import find_run
+from training.run.requests.request_book import Action, leave_request
 from training.run.stopping import SCRIPT_GRACE
 
 STOPPING = {

@@ -37,7 +37,6 @@ from app.run_view.view import EndedRun
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
-from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS, program
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
@@ -49,6 +48,7 @@ from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, end_processes
+from training.run.requests.request_book import leave_request
 from training.run.stopping import ONE_PRESS, say_beside
 from training.strategies.registry import default_strategy
 

@@ -16,7 +16,6 @@ from app.cli.terminal import STOP_SIGNALS
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.run_view.view import EndedRun
-from distributed.run.request_server import LocalMachines, RequestServer
 from profiles.bootstrap import end_process
 from profiles.errors import ExitCode, MusterError
 from training.records.events import Event
@@ -24,6 +23,7 @@ from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome, noted_failure
 from training.run.processes import run_from_stdin
+from training.run.requests.request_server import LocalRequests
 from training.run.run_controller import RunController
 from training.run.stopping import Stoppable, stopped_by
 
@@ -52,22 +52,14 @@ def run_to_end(
     Raises:
         MusterError: the run could not be started.
     """
-    desks: list[RequestServer] = []
-
-    def on_event(event: Event) -> None:
-        progress(event)
-        for desk in desks:
-            desk(event)
-
+    requests = LocalRequests(progress)
     tell = say if plan.launch is None else lambda line: say(STOPPING_SCRIPT)
     with folder, noted_failure(folder), stopped_by(stop_signals, tell) as stop, progress:
-        run = start_run(plan, folder, on_event)
+        run = start_run(plan, folder, requests)
         run.start()
         stop.watch(run)
-        if isinstance(run, RunController):  # obeys what is left in its folder, as one on several machines does
-            desk = RequestServer(run, folder.path, folder.append, LocalMachines(plan))
-            desk.open()
-            desks.append(desk)
+        if isinstance(run, RunController):
+            requests.open(run)
         outcome = run.wait()
     of_run = run.plan if isinstance(run, RunController) else plan  # a launched script may have opened a session
     return EndedRun.of(outcome, of_run, progress.state)

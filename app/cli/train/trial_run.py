@@ -28,7 +28,6 @@ from app.report import title_of
 from app.run_view.run_state import RunState
 from app.run_view.view import EndedRun
 from distributed.planning.run_time import RunTime, promised_time
-from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, memory_text, share_text, time_text
 from training.numerics.schedule import RunSteps, ends_in_warm_up, run_steps
@@ -37,6 +36,7 @@ from training.records.events import Event, StepEvent, SyncEvent
 from training.records.plan import RunPlan
 from training.records.run_files import explain_errors, write_atomically
 from training.records.run_folder import RunFolder
+from training.run.requests.request_book import leave_request
 from training.run.run_controller import RunController
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 from training.workers.data_findings import warm_up_remark

@@ -25,11 +25,11 @@ from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS, as_listed, load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Machine
-from distributed.run.requests import Action, leave_request
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput, MusterError
 from training.records.events import RequestEvent
 from training.records.run_files import is_live
+from training.run.requests.request_book import Action, leave_request
 
 _EVERY = 0.25
 _ON_ITS_WAY = 10.0

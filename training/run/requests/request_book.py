@@ -11,11 +11,10 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
 from training.records.events import Event, RequestEvent, RunEvent
 from training.records.run_files import explain_errors, private_folder, write_atomically
@@ -35,18 +34,21 @@ class Request(BaseModel):
     action: Action
     machine: str = Field("", max_length=1000)
     """For ``drop`` and ``add``: the machine's name."""
-    entry: Machine | None = None
-    """For ``add``: a machine that is not in the run's hosts file."""
+    entry: dict[str, Any] | None = None
+    """For ``add``: the entry of a hosts file for a machine that the run's does not have."""
 
     def event(self, outcome: Outcome, message: str = "") -> RequestEvent:
         """Return the event that reports it."""
         return RequestEvent(request=self.id, action=self.action, machine=self.machine, outcome=outcome, message=message)
 
 
-def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machine | None = None) -> str:
+def leave_request(run_dir: Path, action: Action, machine: str = "", entry: BaseModel | None = None) -> str:
     """Leave a request to a run; its outcome is reported by ``request`` events with the returned id.
 
     A run without a process never answers: check with :func:`training.records.run_files.is_live`.
+
+    Args:
+        entry: for ``add``: the machine as a hosts file has it, if the run's has not.
 
     Raises:
         BadInput: no machine is named where one is needed, or the run folder cannot be written.
@@ -55,7 +57,8 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
         raise BadInput(f"'{action}' needs the name of a machine", "name one of the run's machines")
     identity = f"{time.time_ns()}-{secrets.token_hex(4)}"
     path = run_dir / FOLDER / f"{identity}.json"
-    request = Request(action=action, machine=machine or (entry.name if entry else ""), entry=entry)
+    fields = entry.model_dump(mode="json", exclude_defaults=True) if entry is not None else {}
+    request = Request(action=action, machine=machine or fields.get("name", ""), entry=fields or None)
     with explain_errors(path):
         private_folder(path.parent)
         write_atomically(path, request.model_dump_json(exclude_defaults=True).encode())

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from distributed.run.requests import Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.records.plan import MemberPlan, RunPlan
+from training.run.requests.request_book import Outcome, Request, RequestBook, take_requests
 from training.run.run_controller import RunController
 
 _POLL = 0.05
@@ -213,6 +213,28 @@ class RequestServer:
             except MusterError:  # the log of a finished run is closed; its end is the answer
                 if not self._closed.is_set():
                     raise
+
+
+class LocalRequests:
+    """Requests to a run of this machine: call it with every event of the run, and :meth:`open` it once that has begun.
+
+    Args:
+        on_event: called with every event first.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._server: RequestServer | None = None
+
+    def __call__(self, event: Event) -> None:
+        self._on_event(event)
+        if self._server is not None:
+            self._server(event)
+
+    def open(self, run: RunController) -> None:
+        """Carry out what is left in the run's folder until its end, as for a run on several machines."""
+        self._server = RequestServer(run, run.folder.path, run.folder.append, LocalMachines(run.plan))
+        self._server.open()
 
 
 def _reason(error: Exception) -> str:
