@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
-from distributed.hosts.schema import Hosts, Machine
+from distributed.hosts.schema import Hosts, Machine, requested_machine
 from distributed.machine.link import Dial, MachineLink, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
@@ -202,7 +202,7 @@ class Supervisor:
         return ranks
 
     def prepare(self, request: Request) -> tuple[int, ...]:
-        entry = Machine.model_validate(request.entry) if request.entry else None
+        entry = requested_machine(request.entry) if request.entry else None
         if entry is not None and entry.name not in self._links:
             return self._add_machine(entry)
         ranks = self.ranks(request.machine if entry is None else entry.name)

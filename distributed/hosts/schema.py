@@ -4,10 +4,10 @@ chosen and measured stands in its plan."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from typing import Annotated
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
@@ -126,3 +126,15 @@ class Hosts(BaseModel):
             if machine.name.casefold() == name.casefold():
                 return machine
         raise BadInput(f"no machine '{name}' in the hosts file", nearest(name, [m.name for m in self.machines]))
+
+
+def requested_machine(entry: Mapping[str, Any]) -> Machine:
+    """Return the machine of a request to add it.
+
+    Raises:
+        BadInput: it is none.
+    """
+    try:
+        return Machine.model_validate(entry)
+    except ValidationError as error:
+        raise BadInput("the request names no valid machine", "add it as [user@]host[:port]") from error

@@ -16,7 +16,7 @@ from app.cli.runs.ask import newcomer_of
 from app.dashboard.dialogs.commands import Commands
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts, typed_hosts, typed_machine
 from distributed.hosts.past_logins import PastLogin, save_login
-from distributed.hosts.schema import Hosts, Machine
+from distributed.hosts.schema import Hosts, Machine, requested_machine
 from distributed.launcher import apply_planning, with_best_paths
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.measure import MeasurementResult
@@ -150,7 +150,7 @@ def test_a_machine_that_is_not_in_the_plan_is_added_as_the_hosts_file_says_or_as
         assert larder == Machine(name="larder", address="10.9.9.11", user="eve") == typed_hosts("larder").machines[0]
         commands = Commands(folder.path)
         assert commands.ask("add", 0.0, entry=typed_machine("larder")) == ""
-        assert [request.entry for request in take_requests(folder.path)] == [larder]
+        assert [requested_machine(request.entry or {}) for request in take_requests(folder.path)] == [larder]
 
 
 def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts.schema import Machine
+from distributed.hosts.schema import Machine, requested_machine
 from profiles.errors import BadInput
 from training.run.requests.request_book import FOLDER, leave_request, take_requests
 
@@ -22,12 +22,12 @@ def test_a_new_machine_travels_with_its_entry(tmp_path: Path) -> None:
     machine = Machine(name="d", address="10.0.0.4", port=2222, devices=("cpu",))
     leave_request(tmp_path, "add", entry=machine)
     (request,) = take_requests(tmp_path)
-    assert (request.machine, Machine.model_validate(request.entry)) == ("d", machine)
+    assert (request.machine, requested_machine(request.entry or {})) == ("d", machine)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"action": "rm"}', '{"action": ["stop"]}', "\udcff", '{"action": "add", "entry": {"name": "/"}}'],
+    ["", "[]", "{}", '{"action": "rm"}', '{"action": ["stop"]}', "\udcff", '{"action": "add", "entry": "d"}'],
 )
 def test_nonsense_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / FOLDER).mkdir()
@@ -35,6 +35,11 @@ def test_nonsense_is_passed_over(tmp_path: Path, text: str) -> None:
     leave_request(tmp_path, "kill")
     assert [request.action for request in take_requests(tmp_path)] == ["kill"]
     assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+def test_a_request_with_an_impossible_machine_is_refused() -> None:
+    with pytest.raises(BadInput, match="names no valid machine"):
+        requested_machine({"name": "/"})
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
