@@ -87,7 +87,7 @@ def heading(evidence: Evidence) -> str:
     cards += [(f"{row.label} on {split}", row.change.replace("->", "→")) for split, row in sorted(telling.items())]
     if evidence.whole_rate:
         cards.append(("samples/s over the whole run", evidence.whole_rate))
-    cards.append(("workers", str(len(metadata.hosts))))
+    cards.append(("workers", str(evidence.expected)))
     shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
     kind = ' class="error"' if mood == "bad" else ""
     error = f"<p{kind}>{text(metadata.error_message)}</p>" if metadata.error_message else ""

@@ -47,8 +47,9 @@ class RunView:
 
     @property
     def expected(self) -> int:
-        """Expected number of members."""
-        return max(self.plan.world_size if self.plan else 0, len(self.state.members))
+        """Number of members: the planned ones, and those that came later."""
+        hosts = self.metadata.hosts if self.metadata else ()
+        return max(self.plan.world_size if self.plan else len(hosts), len(self.state.members))
 
     @property
     def model(self) -> Path | None:

@@ -157,6 +157,13 @@ def test_machines(displays: Displays, capsys: pytest.CaptureFixture[str]) -> Non
     assert "workers   3, " in shown(displays.path, capsys)
 
 
+def test_a_machine_that_came_later_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    joined = [MemberEvent(member=rank, time=1.0, status="joined", name=f"m{rank}") for rank in range(3)]
+    path = write_run(tmp_path, joined)  # of two workers
+    assert "workers   3, " in shown(path, capsys) and json.loads(shown(path, capsys, "--json"))["workers"] == 3
+    assert "<b>3</b><span>workers" in page(read_evidence(path))
+
+
 def test_the_time_that_it_took(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
     assert displays.evidence.took == "trained 0:21" and "<b>0:21</b><span>trained" in displays.report
     assert headline(displays.evidence).details[-1] == "trained 0:21"

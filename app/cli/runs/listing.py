@@ -106,7 +106,7 @@ def show_command(run: AnyRun = "", output: Output = OUTPUT, as_json: Json = Fals
         return answer(False, {}, _details(summary, folder, view))
     breakdown = results_of(folder.metadata.task).document(path)
     figures = {"state": state_document(view.state), "breakdown": breakdown, "bytes": size_of(path)}
-    figures["promised"] = view.time.document() if view.time else None
+    figures |= {"workers": view.expected, "promised": view.time.document() if view.time else None}
     figures["showcase"] = showcase_document(path)
     return answer(True, {**folder.metadata.model_dump(), **_summary_document(summary), **figures}, ())
 
@@ -230,13 +230,13 @@ def _headline_of(metrics: dict[str, Any], most: int | None) -> str:
 def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     metadata, state = folder.metadata, view.state
     lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
-    way = f", {metadata.strategy} over {metadata.engine}" if len(metadata.hosts) > 1 else ""
+    way = f", {metadata.strategy} over {metadata.engine}" if view.expected > 1 else ""
     lines = [
         f"run       {metadata.run_id} ({run.status}{lost}, attempt {metadata.attempt})",
         f"profile   {metadata.profile}",
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",
-        f"workers   {len(metadata.hosts)}{way}",
+        f"workers   {view.expected}{way}",
         f"started   {run.started_text or '-'}",
         f"time      {_time_text(view)}",
         f"steps     {state.steps_text}",
@@ -244,7 +244,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     ]
     if metadata.strategy == SCRIPT:
         lines = [line for line in lines if not line.startswith(("data ", "steps "))]
-        lines[3] = f"ran in    {counted(len(metadata.hosts), 'process', 'processes')}"
+        lines[3] = f"ran in    {counted(view.expected, 'process', 'processes')}"
     if metadata.strategy_reason:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message and run.status != "cancelled":
