@@ -2,10 +2,10 @@
 
 ::
 
-    from muster import LocalTrainer
+    from muster import DiLoCo, LocalTrainer
 
     trainer = LocalTrainer(model, train_dataset, val_dataset, workers=2)
-    model = trainer.fit(strategy="diloco", epochs=3, learning_rate=1e-3)
+    model = trainer.fit(strategy=DiLoCo(sync_interval=50), epochs=3, learning_rate=1e-3)
 
 ``import muster`` does not load PyTorch; each name is imported on first access.
 """
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed, StoppedByUser
     from training.local_trainer import LocalTrainer
     from training.session.session import session
+    from training.strategies.allreduce import AllReduce
+    from training.strategies.async_diloco import AsyncDiLoCo
     from training.strategies.base import Strategy
+    from training.strategies.demo import Demo
+    from training.strategies.diloco import DiLoCo
+    from training.strategies.fedavg import FedAvg
+    from training.strategies.local_sgd import LocalSGD
+    from training.strategies.noloco import NoLoCo
+    from training.strategies.sparseloco import SparseLoCo
+    from training.strategies.sparta import Sparta
+    from training.strategies.streaming_diloco import StreamingDiLoCo
+    from training.strategies.zero1 import ZeRO1
     from training.tasks.base import Task
     from training.tasks.custom import CustomJob
 
@@ -31,6 +42,17 @@ _MODULES = {
     "session": "training.session.session",
     "Strategy": "training.strategies.base",
     "Task": "training.tasks.base",
+    "AllReduce": "training.strategies.allreduce",
+    "AsyncDiLoCo": "training.strategies.async_diloco",
+    "Demo": "training.strategies.demo",
+    "DiLoCo": "training.strategies.diloco",
+    "FedAvg": "training.strategies.fedavg",
+    "LocalSGD": "training.strategies.local_sgd",
+    "NoLoCo": "training.strategies.noloco",
+    "SparseLoCo": "training.strategies.sparseloco",
+    "Sparta": "training.strategies.sparta",
+    "StreamingDiLoCo": "training.strategies.streaming_diloco",
+    "ZeRO1": "training.strategies.zero1",
     "MusterError": "profiles.errors",
     "BadInput": "profiles.errors",
     "MachinesNotReady": "profiles.errors",
@@ -40,16 +62,27 @@ _MODULES = {
 """The module of each public name."""
 
 __all__ = [
+    "AllReduce",
+    "AsyncDiLoCo",
     "BadInput",
     "CustomJob",
+    "Demo",
+    "DiLoCo",
+    "FedAvg",
+    "LocalSGD",
     "LocalTrainer",
     "MachinesNotReady",
     "MusterError",
     "NetworkTrainer",
+    "NoLoCo",
     "RunFailed",
+    "SparseLoCo",
+    "Sparta",
     "StoppedByUser",
     "Strategy",
+    "StreamingDiLoCo",
     "Task",
+    "ZeRO1",
     "session",
 ]
 

@@ -10,6 +10,7 @@ _WANDB = "write trackers = wandb; the project is in the variable WANDB_PROJECT, 
 
 HINTS = {
     "h": "write sync_interval",
+    "lr": "write learning_rate",
     "num_nodes": "write LocalTrainer(..., workers=N) or simulate=N; --local N or --simulate N on the command line",
     "num_epochs": "write epochs",
     "minibatch_size": "write it as batch_size, and as gradient_accumulation how often it goes into a step's samples",

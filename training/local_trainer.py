@@ -14,7 +14,7 @@ import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -68,12 +68,16 @@ class ObjectTrainer(ABC):
             gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
         train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or a function (also
             as text) that takes nothing and returns one. With ``local_data=True`` one of a :class:`LocalTrainer` may
-            take ``rank`` and ``world_size``, and return the data of one worker.
+            take ``rank`` and ``world_size``, and return the data of one worker. Of a ``DataLoader`` its data set, batch
+            size and collate function are taken; samples come in a new order in every epoch.
         val_dataset: evaluated before, at intervals, and after.
         loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
         collate: makes a batch of a list of samples, or ``module:name``.
         weight: number of items of a batch that its loss is a mean over, as of words; default: of its samples. Or
             ``module:name``.
+        metrics: ``metrics(output, target)``: means over a batch of an evaluation, by name; or ``module:name``.
+        optimizer: a class (``torch.optim.RAdam``), or a function of the trained parameters, or of model and options,
+            that returns one; default: by the option ``optimizer``. Or ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
@@ -89,13 +93,18 @@ class ObjectTrainer(ABC):
         loss: Callable[..., Any] | str | None = None,
         collate: Callable[..., Any] | str | None = None,
         weight: Callable[[Any], float] | str | None = None,
+        metrics: Callable[[Any, Any], Mapping[str, float]] | str | None = None,
+        optimizer: Callable[..., Any] | str | None = None,
         output_dir: Path | str = RUNS_FOLDER,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model
         self.outcome: RunOutcome | None = None
+        train_dataset, collate, self._loader_options = _without_loader(train_dataset, collate, "train_dataset")
+        val_dataset, collate, others = _without_loader(val_dataset, collate, "val_dataset")
+        self._loader_options |= {"eval_batch_size": others["batch_size"]} if others else {}
         self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
-        self._job_arguments |= {"collate": collate, "weight": weight}
+        self._job_arguments |= {"collate": collate, "weight": weight, "metrics": metrics, "optimizer": optimizer}
         self._output_dir = Path(output_dir)
         self._listener = on_event
         self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
@@ -131,7 +140,8 @@ class ObjectTrainer(ABC):
         from training.tasks.object_files import check_given, load_result, make_model
 
         name, strategy_options = settings_for(strategy)
-        usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
+        usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._loader_options}
+        usual |= self._settings
         chosen = {**usual, **strategy_options, **options}
         earlier = self._earlier(resume, name, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
@@ -188,7 +198,8 @@ class LocalTrainer(ObjectTrainer):
     module level and guard the script with ``if __name__ == "__main__":``.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, output_dir, on_event: see :class:`ObjectTrainer`.
+        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, output_dir, on_event: see
+            :class:`ObjectTrainer`.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
             model together (``layout = pipeline``, ``shard`` or ``tensor``), so many; ``fit(resume=...)`` may change
             that layout.
@@ -255,6 +266,17 @@ class LocalTrainer(ObjectTrainer):
             finally:
                 for handle in run.members.workers.values():
                     handle.process.exit_code()  # nothing is left of them, where this process goes on
+
+
+def _without_loader(data: Any, collate: Any, title: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the data set in a ``DataLoader``, its collate function unless another is given, and its options."""
+    data_loading = sys.modules.get("torch.utils.data")
+    if data_loading is None or not isinstance(data, data_loading.DataLoader):
+        return data, collate, {}
+    from training.tasks.object_files import parts_of_loader
+
+    dataset, of_loader, options = parts_of_loader(data, title)
+    return dataset, collate or of_loader, options
 
 
 def failure_of(outcome: RunOutcome) -> MusterError:

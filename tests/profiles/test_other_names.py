@@ -21,7 +21,12 @@ def test_a_hint_names_options_that_there_are() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("H", "write sync_interval"), ("minibatch_size", "gradient_accumulation"), ("autocast", "mixed_precision = bf16")],
+    [
+        ("H", "write sync_interval"),
+        ("lr", "write learning_rate"),
+        ("minibatch_size", "gradient_accumulation"),
+        ("autocast", "mixed_precision = bf16"),
+    ],
 )
 def test_an_option_of_exogym_gets_the_right_hint(name: str, hint: str) -> None:
     with pytest.raises(BadInput, match=f"unknown option '{name}'") as caught:

@@ -12,6 +12,7 @@ from contract import CHECKS
 from members import settings_of
 from stand_ins import Half
 
+import muster
 from app.cli.train.trial_run import shortened
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.documents.document import Job
@@ -251,6 +252,9 @@ def sparta_of(**own: Any) -> Strategy:
         (["sparta", strategies()["diloco"]], "sparta + diloco", {}),
         (sparta_of(share=0.25), "sparta", {"sparta.share": 0.25}),
         ((sparta_of(share=0.25), "diloco"), "sparta + diloco", {"sparta.share": 0.25}),
+        (muster.DiLoCo(), "diloco", {}),
+        (muster.DiLoCo(sync_interval=50), "diloco", {"diloco.sync_interval": 50}),
+        ([muster.Sparta(share=0.25), muster.FedAvg], "sparta + fedavg", {"sparta.share": 0.25}),
     ],
 )
 def test_a_script_names_a_strategy_as_it_likes(strategy: object, name: str, options: dict[str, Any]) -> None:
@@ -264,6 +268,13 @@ def test_an_instance_of_an_own_class_keeps_its_options(file: Path) -> None:
     settings = load_user_strategy(StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7"))
     text, own = settings_for(kind(StrategyContext(settings, total_steps=1, seed=0)))
     assert (text, own) == (f"{file}:All", {"strategy_options": "interval = 7"})
+    assert settings_for(kind(interval=7)) == (text, own)
+
+
+def test_options_of_all_strategies_and_misspelt_ones_go_to_the_profile() -> None:
+    assert settings_for(muster.AllReduce(codec="bf16"))[1] == {"codec": "bf16"}
+    with pytest.raises(BadInput, match="unknown option 'sync_intervall'"):
+        profile(**settings_for(muster.DiLoCo(sync_intervall=50))[1])
 
 
 class Bare(Half):

@@ -122,6 +122,11 @@ def test_a_mapping_goes_in_by_name_or_as_a_whole(kind: type[Base]) -> None:
     assert loss_of(kind(), [{"x": x, "y": y} for x, y in PAIRS]).shape == ()
 
 
+@pytest.mark.parametrize("kind", [ByName, Apart, Optional])
+def test_columns_that_a_forward_does_not_name_are_left_out(kind: type[Base]) -> None:
+    assert loss_of(kind(), [{"id": 3, "x": x, "y": y, "text": "a"} for x, y in PAIRS]).shape == ()
+
+
 @pytest.mark.parametrize("make", [Graphs, Record])
 def test_an_object_goes_in_as_it_is(make: Any) -> None:
     def collate(samples: list[Any]) -> Any:
@@ -177,7 +182,6 @@ class Endless(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (DataLoader(DATA), r"train_dataset is a DataLoader.*loader.dataset"),
         (Endless(), r"train_dataset is an IterableDataset.*__getitem__: list\(data\)"),
         (iter([1, 2]), "train_dataset is list_iterator, without __len__"),
     ],
@@ -188,3 +192,8 @@ def test_data_without_numbered_samples_are_refused_before_anything_starts(data: 
     with pytest.raises(BadInput, match=said):
         LocalTrainer(nn.Linear(2, 1), data, output_dir=tmp_path).fit(max_steps=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_factory_returns_the_data_of_a_loader() -> None:
+    with pytest.raises(BadInput, match=r"train is a DataLoader.*loader.dataset"):
+        check_data(DataLoader(DATA), "train")

@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from profiles.errors import BadInput
 from tests.tasks.tiny_tasks import ProfileMaker
 from training.tasks import custom, object_files, sample_file, user_code
 from training.tasks.custom import CustomJob
-from training.tasks.object_files import build, instantiate, load_result, make_model, read_job, write_job
+from training.tasks.object_files import (
+    build,
+    instantiate,
+    load_result,
+    make_model,
+    parts_of_loader,
+    read_job,
+    write_job,
+)
 
 DATA = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.arange(4))
 
@@ -43,6 +51,10 @@ def items(batch: Any) -> float:
     return 5.0
 
 
+def hits(output: Any, target: Any) -> dict[str, float]:
+    return {"hits": 1.0}
+
+
 def number() -> int:
     return 3
 
@@ -51,13 +63,15 @@ def number() -> int:
 def written(tmp_path: Path) -> Path:
     model = Net()
     model.first.requires_grad_(False)
-    write_job(CustomJob(model, DATA, data, nn.functional.cross_entropy, weight=items), tmp_path)
+    functions: dict[str, Any] = {"weight": items, "metrics": hits, "optimizer": torch.optim.RAdam}
+    write_job(CustomJob(model, DATA, data, nn.functional.cross_entropy, **functions), tmp_path)
     return tmp_path
 
 
 def test_a_job_comes_back(written: Path, make_profile: ProfileMaker) -> None:
     job = build(make_profile(dataset_path=str(written)))
     assert isinstance(job.model, Net)
+    assert (job.metrics.__name__, job.optimizer) == ("hits", torch.optim.RAdam)
     assert [name for name, p in job.model.named_parameters() if p.requires_grad] == ["second.weight", "second.bias"]
     assert len(job.train) == 4 and torch.equal(job.train[3][0], DATA[3][0])
     assert job.validation is DATA
@@ -171,3 +185,23 @@ def test_nothing_that_reads_a_job_can_unpickle() -> None:
         }
         assert not imported & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
         assert not any(isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.load" for n in ast.walk(tree))
+
+
+def test_of_a_loader_its_data_batch_size_and_collate_function_are_taken() -> None:
+    loader = DataLoader(DATA, batch_size=3, shuffle=True, drop_last=True, collate_fn=items)
+    assert parts_of_loader(loader, "x") == (DATA, items, {"batch_size": 3, "drop_last": True})
+    assert parts_of_loader(DataLoader(DATA), "x")[1] is None, "torch's own"
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ({"sampler": WeightedRandomSampler([1.0, 2.0], 4)}, "WeightedRandomSampler"),
+        ({"sampler": RandomSampler(DATA, replacement=True)}, "RandomSampler"),
+        ({"sampler": RandomSampler(DATA, num_samples=2)}, "RandomSampler"),
+        ({"batch_sampler": [[0, 1]]}, "list"),
+    ],
+)
+def test_a_sampler_of_its_own_is_refused_with_what_keeps_it(options: dict[str, Any], sampler: str) -> None:
+    with pytest.raises(BadInput, match=rf"train_dataset draws its batches by {sampler}.*muster\.session"):
+        parts_of_loader(DataLoader(DATA, **options), "train_dataset")

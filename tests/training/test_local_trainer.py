@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.files.resolve import profile_from_options
@@ -84,6 +85,19 @@ def test_workers_may_be_given_where_it_is_made_or_to_fit(
 ) -> None:
     with pytest.raises(RunFailed, match=f"{workers} workers"):
         Planned(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, **made).fit(**fitted)
+
+
+def test_a_loader_says_how_large_batches_are_unless_fit_does() -> None:
+    class Sized(LocalTrainer):
+        def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
+            sizes = profile.training.batch_size, profile.evaluation.eval_batch_size
+            raise RunFailed(f"{sizes} of {type(job.train).__name__} and {len(job.validation)}")
+
+    loaders = [DataLoader(pairs(), batch_size=size, shuffle=size > 4) for size in (16, 4)]
+    with pytest.raises(RunFailed, match=r"\(16, 4\) of list and 64"):
+        Sized(nn.Linear(4, 1), *loaders, loss=nn.functional.mse_loss).fit()
+    with pytest.raises(RunFailed, match=r"\(8, 4\)"):
+        Sized(nn.Linear(4, 1), *loaders, loss=nn.functional.mse_loss).fit(batch_size=8)
 
 
 def test_a_fit_that_broke_off_goes_on_with_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,33 @@ def test_groups_keep_their_relation_to_the_learning_rate(own: str) -> None:
 def test_what_is_no_optimizer_for_the_model_is_refused(own: str, function: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         build_optimizer(small(), settings(f"{own}:{function}"))
+
+
+def test_a_class_gets_rate_and_decay_and_norms_are_not_decayed() -> None:
+    chosen = settings("adamw", learning_rate=0.5, weight_decay=0.25)
+    optimizer = build_optimizer(small(), chosen, make=torch.optim.RAdam)
+    assert type(optimizer) is torch.optim.RAdam
+    for group in optimizer.param_groups:
+        assert group["lr"] == 0.5
+        assert all((weight.ndim >= 2) == (group["weight_decay"] == 0.25) for weight in group["params"])
+    assert build_optimizer(small(), chosen, make=torch.optim.Rprop).param_groups[0]["lr"] == 0.5
+
+
+def test_a_function_gets_the_trained_weights_or_model_and_options() -> None:
+    model, chosen = small(), settings("adamw", learning_rate=0.01)
+    next(model.parameters()).requires_grad_(False)
+    made = build_optimizer(model, chosen, make=lambda params: torch.optim.AdamW(params, lr=0.1))
+    assert len(made.param_groups[0]["params"]) == len([*model.parameters()]) - 1
+    set_learning_rate(made, 0.005)  # half of the peak
+    assert made.param_groups[0]["lr"] == pytest.approx(0.05)
+    partly = functools.partial(torch.optim.AdamW, betas=(0.5, 0.6))
+    assert build_optimizer(model, chosen, make=partly).param_groups[0]["betas"] == (0.5, 0.6)
+    both = build_optimizer(model, chosen, make=lambda model, options: torch.optim.SGD(model.parameters(), lr=0.2))
+    assert both.param_groups[0]["lr"] == 0.2
+    with pytest.raises(BadInput, match="<lambda> returned a list, no torch.optim.Optimizer"):
+        build_optimizer(model, chosen, make=lambda params: params)
+    with pytest.raises(BadInput, match="demo is an optimizer itself: optimizer = RAdam"):
+        build_optimizer(model, chosen, make=torch.optim.RAdam, replaced_by="demo")
 
 
 # ------------------------------------------------------------------------------------------------------- a group

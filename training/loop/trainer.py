@@ -36,7 +36,7 @@ from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.optimization.backward import refuse_loss
-from training.optimization.optimizers import build_optimizer, plain_steps, set_learning_rate
+from training.optimization.optimizers import build_optimizer, set_learning_rate
 from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
@@ -107,8 +107,8 @@ class Trainer:
         self.compression = CompressionRatio(self.parameters, self.exchange)
         self.exchange.expect_model(self.layout.largest(longest_vector(self.model)))
         kind, strategy = strategy_of(self.plan, self.layout)
-        settings, plain, part = self.settings, kind.replaces_optimizer, self.layout.is_part  # plain: it has one itself
-        self.optimizer = plain_steps(model, settings, kind.name) if plain else build_optimizer(model, settings, part)
+        settings, plain = self.settings, kind.name if kind.replaces_optimizer else ""  # it has one itself
+        self.optimizer = build_optimizer(model, settings, self.layout.is_part, self.task.optimizer, plain)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)

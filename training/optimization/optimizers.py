@@ -13,8 +13,10 @@ they keep their relation to ``learning_rate`` on its course.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
@@ -50,21 +52,35 @@ def state_bytes(settings: TrainingSettings, trainable: int, hidden: int = 0) -> 
     return 2 * _FP32 * trainable
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings, is_part: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module,
+    settings: TrainingSettings,
+    is_part: bool = False,
+    make: Callable[..., Any] | None = None,
+    replaced_by: str = "",
+) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters; biases, norms and other vectors are not decayed.
 
     Args:
         is_part: whether other devices hold other parts of the model: then there may be none.
+        make: the user's, instead of that of the settings: a class of optimizers, which gets the learning rate, and the
+            weight decay of matrices where it has one; a function of two arguments, which gets model and settings; or
+            any other function, which gets the list of parameters.
+        replaced_by: name of a strategy that is an optimizer itself, see :func:`plain_steps`.
 
     Raises:
         BadInput: there are none, or none that suit this optimizer; or the user's function returns no optimizer.
     """
+    if replaced_by:
+        return plain_steps(model, settings, replaced_by, make)
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained and is_part:
         return torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=settings.learning_rate)  # torch refuses an empty one
     if not trained:
         raise BadInput("the model has no weights to train: all are frozen (requires_grad = False)", "leave some free")
     rate, groups = settings.learning_rate, _decayed(trained, settings.weight_decay)
+    if make is not None:
+        return _made_by(make, model, trained, settings)
     match settings.optimizer:
         case "adamw":
             return _adamw(trained, settings)
@@ -77,7 +93,9 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings, is_part: bool 
     return _from_user_code(model, settings)
 
 
-def plain_steps(model: nn.Module, settings: TrainingSettings, strategy: str) -> torch.optim.Optimizer:
+def plain_steps(
+    model: nn.Module, settings: TrainingSettings, strategy: str, make: Callable[..., Any] | None = None
+) -> torch.optim.Optimizer:
     """Return an optimizer that moves the weights by ``p.grad`` times the learning rate, for a strategy that writes its
     step there.
 
@@ -86,8 +104,9 @@ def plain_steps(model: nn.Module, settings: TrainingSettings, strategy: str) -> 
     Raises:
         BadInput: another optimizer than the usual one is asked for, or there is nothing to train.
     """
-    if settings.optimizer != TrainingSettings().optimizer:
-        problem = f"{strategy} is an optimizer itself: optimizer = {settings.optimizer} cannot be used with it"
+    if make is not None or settings.optimizer != TrainingSettings().optimizer:
+        name = settings.optimizer if make is None else _name_of(make)
+        problem = f"{strategy} is an optimizer itself: optimizer = {name} cannot be used with it"
         raise BadInput(problem, "leave 'optimizer' as it is, or take another strategy")
     return build_optimizer(model, settings.model_copy(update={"optimizer": "sgd", "momentum": 0.0}))
 
@@ -166,6 +185,37 @@ def _from_user_code(model: nn.Module, settings: TrainingSettings) -> torch.optim
     """Call ``function(model, training)``, whose second argument holds the options of the section."""
     name = settings.optimizer
     optimizer = user_code.call_factory(user_code.find_factory(name, "optimizer"), name, model, settings)
+    return _checked(optimizer, name, model, settings)
+
+
+def _made_by(
+    make: Callable[..., Any], model: nn.Module, trained: list[nn.Parameter], settings: TrainingSettings
+) -> torch.optim.Optimizer:
+    parameters = inspect.signature(make).parameters
+    required = [
+        one for one in parameters.values() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    arguments: tuple[Any, ...] = (trained,)
+    if isinstance(make, type):
+        arguments = (_decayed(trained, settings.weight_decay),) if "weight_decay" in parameters else arguments
+        options = {"lr": settings.learning_rate} if "lr" in parameters else {}
+        make = functools.partial(make, **options)
+    elif len(required) > 1:
+        arguments = (model, settings)
+    return _checked(user_code.call_factory(make, _name_of(make), *arguments), _name_of(make), model, settings)
+
+
+def _name_of(make: Any) -> str:
+    make = getattr(make, "func", make)  # of a partial
+    return str(getattr(make, "__qualname__", type(make).__name__))
+
+
+def _checked(optimizer: Any, name: str, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Return the user's optimizer, whose groups keep the ratio of their rates to the option's.
+
+    Raises:
+        BadInput: it is none, or none that suits a step.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(
             f"{name} returned a {type(optimizer).__name__}, no torch.optim.Optimizer", "return the optimizer"

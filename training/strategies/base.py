@@ -11,11 +11,11 @@ For every optimizer step the trainer calls::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from profiles.declarations import Section
 from profiles.errors import BadInput
@@ -80,7 +80,25 @@ class StrategyContext:
     """Norm to which gradients are clipped, for strategies that clip (:attr:`Strategy.clips`); 0: no clipping."""
 
 
-class Strategy(ABC):
+@dataclass(frozen=True)
+class ChosenStrategy:
+    """A strategy and its options as a script gives them: ``DiLoCo(sync_interval=50)``."""
+
+    kind: type[Strategy]
+    options: Mapping[str, Any]
+    """Of the strategy, by the names of its fields, and those that all strategies have."""
+
+
+class _StrategyType(ABCMeta):
+    """Without a context, as workers have it, a call of the class makes a choice of it."""
+
+    def __call__(cls, *context: Any, **options: Any) -> Any:
+        if context or "context" in options:
+            return super().__call__(*context, **options)
+        return ChosenStrategy(cast("type[Strategy]", cls), options)
+
+
+class Strategy(metaclass=_StrategyType):
     """Base class: when members exchange gradients or weights, and how they merge them.
 
     A strategy is one file in this folder; the rest of the program finds it through the registry.

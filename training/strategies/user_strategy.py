@@ -22,7 +22,7 @@ from profiles.locations import user_code_in
 from profiles.options import as_text, explain_error, hint_for
 from profiles.schema import StrategySettings
 from training.lazy import lazy
-from training.strategies.base import Strategy, StrategyContext
+from training.strategies.base import ChosenStrategy, Strategy, StrategyContext
 from training.strategies.composition import component_names
 from training.strategies.costs import SyncSchedule
 from training.strategies.registry import Form, forget, installed, register_form, strategies, strategy_class
@@ -96,7 +96,7 @@ def settings_for(strategy: object) -> tuple[str, dict[str, Any]]:
     """Return the name in settings of a strategy that a script passes, and the options of an instance.
 
     Args:
-        strategy: a name, a class, an instance, or a list of these.
+        strategy: a name, a class, an instance (``DiLoCo(sync_interval=50)``), or a list of these.
 
     Raises:
         BadInput: it is none of these, or an instance that was not made from settings.
@@ -110,10 +110,22 @@ def settings_for(strategy: object) -> tuple[str, dict[str, Any]]:
         }
     if isinstance(strategy, type) and issubclass(strategy, Strategy):
         return settings_name(strategy), {}
+    if isinstance(strategy, ChosenStrategy):
+        return settings_name(strategy.kind), _options_chosen(strategy)
     if isinstance(strategy, Strategy):
         return settings_name(type(strategy)), _options_of(strategy)
     hint = f"a class derived from Strategy, an instance of one, a list, or a name: {', '.join(strategies())}"
     raise BadInput(f"strategy is {type(strategy).__name__}, which is no strategy here", hint)
+
+
+def _options_chosen(chosen: ChosenStrategy) -> dict[str, Any]:
+    """Return the options of a choice by their names in settings."""
+    kind, values = chosen.kind, dict(chosen.options)
+    owned = {field: values.pop(field) for field in kind.options.model_fields if field in values}
+    if settings_name(kind) in strategies():
+        return values | {f"{kind.name}.{field}": value for field, value in owned.items()}
+    texts = ", ".join(f"{field} = {as_text(value)}" for field, value in owned.items())
+    return values | ({"strategy_options": texts} if texts else {})
 
 
 def _options_of(strategy: Strategy) -> dict[str, Any]:

@@ -130,6 +130,10 @@ class Task(ABC):
     depends_on_rank: bool = False
     """Whether the data depend on :attr:`group_position`, so that every member has different ones."""
 
+    optimizer: Callable[..., Any] | None = None
+    """A class or function of the user's that makes the optimizer; ``None``: the options say which. Valid after
+    :meth:`prepare`."""
+
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: Mapping[str, SizedDataset]

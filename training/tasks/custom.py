@@ -57,6 +57,9 @@ class CustomJob:
     """Collates a list of samples into a batch; ``None``: torch's ``default_collate``."""
     weight: Any = None
     """Number of items of a batch that its loss is a mean over; ``None``: samples. Needed for a per-token loss."""
+    optimizer: Any = None
+    """A class of optimizers, or a function that returns one: of the trained parameters, or of model and options, see
+    :func:`training.optimization.optimizers.build_optimizer`; ``None``: as the options say."""
 
 
 class CustomTask(Task):
@@ -86,6 +89,10 @@ class CustomTask(Task):
             message = f"{self.path} takes rank or world_size: its data would differ by worker"
             raise BadInput(message, "set local_data = true, or leave them out")
         return run_factory(self._factory, self.path, self.profile, self.group_position)
+
+    @property
+    def optimizer(self) -> Callable[..., Any] | None:  # type: ignore[override]  # it has no job before it is prepared
+        return cast("Callable[..., Any] | None", self.job.optimizer)
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
         """Read labels from the samples, or classes from the data set's ``targets``, as in torchvision."""
@@ -134,7 +141,8 @@ class CustomTask(Task):
     def reader_copy(self) -> CustomTask:
         """Return a copy that only reads the data set and collates batches."""
         reader = copy.copy(self)
-        reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)
+        nothing = dict.fromkeys(("model", "train", "validation", "loss", "metrics", "optimizer"))
+        reader.job = dataclasses.replace(self.job, **nothing)
         reader.evaluation, reader._factory = {}, CustomJob
         return reader
 
@@ -253,7 +261,7 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         data = getattr(job, name)
         if data is not None or name == "train":
             check_data(data, f"{path}: {name}")
-    for name in ("loss", "metrics", "collate", "weight"):
+    for name in ("loss", "metrics", "collate", "weight", "optimizer"):
         function = getattr(job, name)
         if function is not None and not callable(function):
             raise BadInput(f"{path}: {name} is {type(function).__name__}, not a function", "return a function or None")
@@ -327,14 +335,23 @@ def _scalar(value: Any, source: str) -> torch.Tensor:
 def _call(model: nn.Module, inputs: Any) -> Any:
     """Call a model with a batch unpacked or as a whole, whichever its forward accepts."""
     if isinstance(inputs, Mapping):
-        takes_batch = not _accepts(model, **inputs) and _accepts(model, inputs)
-        return model(inputs) if takes_batch else model(**inputs)
+        if _accepts(model, **inputs):
+            return model(**inputs)
+        if (named := _named_inputs(model, inputs)) and _accepts(model, **named):
+            return model(**named)
+        return model(inputs) if _accepts(model, inputs) else model(**inputs)
     if isinstance(inputs, (tuple, list)):
         signature = _signature(model)
         takes_batch = signature is not None and next(iter(signature.parameters), "") == "batch"
         is_unpacked = len(inputs) == 1 or (_accepts(model, *inputs) and not takes_batch)
         return model(*inputs) if is_unpacked or not _accepts(model, inputs) else model(inputs)
     return model(inputs)
+
+
+def _named_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a batch that a model's forward names: a data set may have more columns."""
+    signature = _signature(model)
+    return {name: inputs[name] for name in (signature.parameters if signature else ()) if name in inputs}
 
 
 def _accepts(model: nn.Module, /, *positional: Any, **named: Any) -> bool:

@@ -18,6 +18,14 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -30,6 +38,8 @@ from training.tasks.user_code import call_factory, find_factory, importable_name
 
 INDEX = "job.json"
 VERSION = 2
+_FUNCTIONS = ("loss", "collate", "weight", "metrics", "optimizer")
+"""Parts that are sent by name."""
 _FACTORY_HINT = "give model as a function (or module:name) that takes nothing and returns it"
 _PLAIN = (
     bool, int, float, complex, str, bytes, set, frozenset, type(None), type, torch.dtype, torch.Size, torch.device,
@@ -47,6 +57,23 @@ def check_given(job: CustomJob) -> None:
     for data, title in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
         if not _is_maker(data) and (data is not None or title == "train_dataset"):
             check_data(data, title)
+
+
+def parts_of_loader(loader: DataLoader[Any], title: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return data set, collate function (``None``: torch's own) and options of a ``DataLoader``, whose batches every
+    machine makes anew.
+
+    Raises:
+        BadInput: it draws samples in a way that cannot be kept.
+    """
+    sampler, batches = loader.sampler, loader.batch_sampler
+    kind = type(sampler) if type(batches) is BatchSampler else type(batches)
+    is_plain = kind is SequentialSampler or (kind is RandomSampler and len(sampler) == len(loader.dataset))  # type: ignore[arg-type]
+    if isinstance(loader.dataset, IterableDataset) or (is_plain and not getattr(sampler, "replacement", False)):
+        collate = None if loader.collate_fn is default_collate else loader.collate_fn
+        return loader.dataset, collate, {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    reason = f"{title} draws its batches by {kind.__name__}, and here every machine draws its own part of all samples"
+    raise BadInput(reason, "give its data set, or train in a loop of your own: muster.session()")
 
 
 def depends_on_rank(job: CustomJob) -> bool:
@@ -74,6 +101,8 @@ def instantiate(job: CustomJob, seed: int, position: GroupPosition | None = None
         _resolve(job.loss, "loss"),
         collate=_resolve(job.collate, "collate"),
         weight=_resolve(job.weight, "weight"),
+        metrics=_resolve(job.metrics, "metrics"),
+        optimizer=_resolve(job.optimizer, "optimizer"),
     )
 
 
@@ -143,7 +172,7 @@ def check_names(job: CustomJob) -> dict[str, str]:
         BadInput: a part cannot be named, or its module has no such name.
     """
     model = type(job.model) if isinstance(job.model, nn.Module) else job.model
-    named = {"model": model, "loss": job.loss, "collate": job.collate, "weight": job.weight}
+    named = {"model": model} | {name: getattr(job, name) for name in _FUNCTIONS}
     for title, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
         named[title] = data if _is_maker(data) else None
     return {title: _importable_name(reference, title) for title, reference in named.items() if reference is not None}
@@ -165,7 +194,7 @@ def write_job(job: CustomJob, folder: Path) -> None:
         OSError: a file cannot be written.
     """
     names = check_names(job)
-    functions = {name: names.get(name) for name in ("loss", "collate", "weight")}
+    functions = {name: names.get(name) for name in _FUNCTIONS}
     document: dict[str, Any] = {"version": VERSION, **functions}
     document["model"] = _write_model(job.model, names["model"], folder)
     for split, data in (("train", job.train), ("validation", job.validation)):
@@ -225,10 +254,10 @@ def read_job(folder: Path) -> CustomJob:
         train, validation = (
             SampleFile(folder / dataset["samples"]) if isinstance(dataset, dict) else dataset for dataset in datasets
         )
-        loss, collate, weight = document["loss"], document["collate"], document.get("weight")
+        functions = {name: document.get(name) for name in _FUNCTIONS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
-    return CustomJob(_read_model(document["model"], folder), train, validation, loss, collate=collate, weight=weight)
+    return CustomJob(_read_model(document["model"], folder), train, validation, **functions)
 
 
 def _read_model(document: Mapping[str, Any], folder: Path) -> Any:
