@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/staged_memory.py [--stages 3] [--rows TEXT ...]
 
-Each row is a run of five steps with random weights of the shape of a Whisper or of a Llama, in fp32 with AdamW, on
-workers of this machine. Measured is the largest memory that is a process's own (``RssAnon``), with the program files
-that are mapped before it reads its stage, but without the model's; and what it has at that moment. Python and torch are
-600 MB of what is predicted. Prints a Markdown table; Linux only. About ten minutes on two cores.
+Each row is a run of three steps (the second has the peak) with random weights of the shape of a Whisper or of a Llama,
+in fp32 with AdamW, on workers of this machine. Measured is the largest memory that is a process's own (``RssAnon``),
+with the program files that are mapped before it reads its stage, but without the model's; and what it has at that
+moment. Python and torch are 600 MB of what is predicted. Prints a Markdown table; Linux only. About twenty minutes on
+two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from training.run.run_controller import RunController
 from training.tasks.registry import size_for
 
 _SAMPLE_SECONDS = 0.02
-_COMMON = {"max_steps": 5, "eval_interval": 0, "eval_before": False, "snapshot_interval": 0, "mixed_precision": "off",
+_COMMON = {"max_steps": 3, "eval_interval": 0, "eval_before": False, "snapshot_interval": 0, "mixed_precision": "off",
            "device": "cpu", "layout": "pipeline"}  # fmt: skip
 
 
@@ -58,18 +59,28 @@ def llama(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"task": "causal_lm", "model_path": folder, "dataset_path": text, "block_size": 128, **changes}
 
 
-def whisper(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Make a Whisper of the shape of base, 71 M weights; return the options to train it."""
+WHISPERS = {"tiny": (4, 384), "base": (6, 512), "small": (12, 768)}
+"""Layers of encoder and decoder, and width, of published shapes: 37, 71 and 241 M weights."""
+
+
+def whisper_folder(folder: Path, width: int, layers: int, mel: int = 80, vocabulary: int = 51865) -> None:
+    """Make a Whisper with random weights, with so many layers in the encoder and in the decoder."""
     tiny_whisper(folder)
-    sizes = {f"{part}_{name}": value for part in ("encoder", "decoder")
-             for name, value in (("layers", 6), ("attention_heads", 8), ("ffn_dim", 2048))}  # fmt: skip
-    heard = {"num_mel_bins": 80, "max_source_positions": 1500, "max_target_positions": 448}
-    Whisper(WhisperConfig.from_pretrained(folder, d_model=512, vocab_size=51865, **heard, **sizes)).save_pretrained(
-        folder
-    )
-    WhisperFeatureExtractor(feature_size=80, chunk_length=30).save_pretrained(folder)
+    of_both = {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}
+    sizes = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in of_both.items()}
+    heard = {"num_mel_bins": mel, "max_source_positions": 1500, "max_target_positions": 448}
+    config = WhisperConfig.from_pretrained(folder, d_model=width, vocab_size=vocabulary, **heard, **sizes)
+    Whisper(config).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=mel, chunk_length=30).save_pretrained(folder)
+
+
+def whisper(folder: Path, shape: str, **changes: Any) -> dict[str, Any]:
+    """Make a Whisper of a published shape; return the options to train it."""
+    layers, width = WHISPERS[shape]
+    whisper_folder(folder, width, layers)
     return {"task": "whisper", "model_path": folder, "dataset_path": ROOT / "examples" / "spoken_commands",
-            "language": "en", "window": "full", "eval_generate": False, "max_train_samples": 64, **changes}  # fmt: skip
+            "language": "en", "window": "full", "eval_generate": False, "max_train_samples": 18, "max_eval_samples": 4,
+            **changes}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,17 @@ ROWS = (
     Row("Llama, 12 samples", llama, {"batch_size": 12}),
     Row("Llama, 12 samples, checkpointing", llama, {"batch_size": 12, "gradient_checkpointing": True}),
     Row("Llama, 12 samples, LoRA", llama, {"batch_size": 12, "tuning": "lora"}),
-    Row("Whisper, 6 samples", whisper, {"batch_size": 6}),
-    Row("Whisper, 6 samples, checkpointing", whisper, {"batch_size": 6, "gradient_checkpointing": True}),
-    Row("Whisper, 6 samples, encoder frozen", whisper, {"batch_size": 6, "freeze_encoder": True, "augmentation": 0.5}),
+    *(Row(f"Whisper {shape}, 6 samples", whisper, {"shape": shape, "batch_size": 6}) for shape in WHISPERS),
+    Row(
+        "Whisper base, 6 samples, checkpointing",
+        whisper,
+        {"shape": "base", "batch_size": 6, "gradient_checkpointing": True},
+    ),
+    Row(
+        "Whisper base, 6 samples, encoder frozen",
+        whisper,
+        {"shape": "base", "batch_size": 6, "freeze_encoder": True, "augmentation": 0.5},
+    ),
 )
 
 
