@@ -199,8 +199,8 @@ class LocalTrainer(ObjectTrainer):
 
     A worker that is lost is not taken back: ``fit`` answers no requests, as a run of ``muster train --local`` does
     (``ask RUN add``), and on one machine what has ended a worker, such as a lack of memory, is likely to end it again.
-    The others train on without it; where workers hold one model together, all end. ``fit(resume=...)`` starts all again.
-    The workers of a :class:`~distributed.network_trainer.NetworkTrainer` come back by themselves.
+    The others train on without it; where workers hold one model together, all end. ``fit(resume=...)`` starts all
+    again. The workers of a :class:`~distributed.network_trainer.NetworkTrainer` come back by themselves.
 
     Args:
         model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, output_dir, on_event: see

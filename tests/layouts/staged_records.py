@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiles.files.resolve import profile_from_options
 from tests.layouts.thread_workers import NoCoordinator, ThreadWorkers
 from tests.tasks.tiny_tasks import byte_tokenizer
+from training.loop import showcase_sampling
 from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
@@ -23,6 +25,7 @@ from training.run.outcome import RunOutcome
 from training.run.run_controller import RunController, StartWorker
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME, read_showcase
+from training.tasks.text import causal_lm
 
 STEPS = 5
 TRAINING: dict[str, Any] = {
@@ -42,6 +45,15 @@ def stop_soon(run: RunController, event: Event) -> None:
     """Stop a run after its first steps."""
     if isinstance(event, StepEvent):
         run.request_stop("enough")
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Let samples that are shown take as long as they do: on a busy machine, time would end their texts anywhere."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(causal_lm, "_SECONDS", 600.0)
+        patched.setattr(showcase_sampling, "SECONDS", 600.0)
+        yield
 
 
 class Record:
@@ -64,7 +76,7 @@ class Record:
             self.events.append(event)
             act(run, event)
 
-        with folder:
+        with folder, unhurried() if in_threads else nullcontext():
             plan, coordinator = folder.plan(), NoCoordinator if in_threads else None
             if in_threads and start_worker is None:
                 start_worker = ThreadWorkers(plan, lambda rank: folder.path, act is stop_soon).start

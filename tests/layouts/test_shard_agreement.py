@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from profiles.errors import BadInput
+from tests.layouts.pipeline_runs import queue_carriers, side_by_side
+from training.layouts.carrier import Carrier
 from training.layouts.inside.agreement import ForwardRecord, refuse_gradient_hooks
 from training.layouts.inside.inside_model import cause_of
+from training.layouts.inside.sharded import ShardedModel
 from training.layouts.inside.shards import _units
+from training.layouts.inside.world import World
 
 WIDTH = 4
 
@@ -51,6 +57,18 @@ class Counts(nn.Linear):
         else:
             self.count += 1
         return super().forward(hidden)
+
+
+class Shown(ShardedModel):
+    """A device whose task is asked for a sample; ``is_late`` by its own clock."""
+
+    def __init__(self, carrier: Carrier, is_late: bool) -> None:
+        super().__init__(World(carrier, cast(Any, None)), 1)
+        task = SimpleNamespace(sample_output=lambda model, batch: task.on_any_device(is_late))
+        self._task = cast(Any, task)
+
+    def compute(self, function: Any) -> Any:
+        return function(nn.Identity())
 
 
 def record_of(*blocks: nn.Module) -> tuple[Any, ForwardRecord]:
@@ -124,3 +142,9 @@ def test_blocks_that_share_weights_with_another_are_no_units() -> None:
 def test_a_weight_that_is_read_outside_of_its_block_is_said() -> None:
     error = cause_of(RuntimeError("aten.mul.Tensor got mixed torch.Tensor and DTensor"))
     assert isinstance(error, BadInput) and "weights of a block are read outside" in error.message
+
+
+def test_devices_end_a_shown_text_together() -> None:
+    """One that is late by its own clock would leave the others in an exchange."""
+    devices = [Shown(carrier, is_late) for carrier, is_late in zip(queue_carriers(2), (False, True), strict=True)]
+    assert side_by_side([partial(device.sample_output, cast(Any, {})) for device in devices]) == [True, True]

@@ -41,7 +41,7 @@ class ShowcaseSampler:
         folder: of the files of evaluations; the first one there is of the first start, also after a resume.
         stops: asked between two samples whether this member is to stop.
         warn: called with the reason if nothing is shown.
-        seconds: see :data:`SECONDS`.
+        seconds: instead of :data:`SECONDS`.
         layout: what this process holds of the model; default: all of it. Of several devices the first one writes.
     """
 
@@ -53,7 +53,7 @@ class ShowcaseSampler:
         folder: Path,
         stops: Callable[[], bool],
         warn: Callable[[str], None],
-        seconds: float = SECONDS,
+        seconds: float | None = None,
         layout: Layout | None = None,
     ) -> None:
         self._layout = layout
@@ -61,7 +61,7 @@ class ShowcaseSampler:
         self._is_lead = layout is None or layout.part[0] == 0
         self._samples, self._task, self._model, self._precision = samples, samples.task, model, precision
         self._folder, self._stops, self._warn = folder, stops, warn
-        self._seconds, self._gives_up = seconds, False
+        self._seconds, self._gives_up = SECONDS if seconds is None else seconds, False
 
     def texts(self, split: str, step: int, answers: Sequence[Answer], after: Sequence[Prediction]) -> None:
         """Choose among the clips of a whole split, whose texts are all available.

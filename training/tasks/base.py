@@ -127,6 +127,9 @@ class Task(ABC):
     group_position: GroupPosition = GroupPosition()
     """The member whose data this task reads; set before :meth:`prepare`."""
 
+    on_any_device: Callable[[bool], bool] = bool
+    """Returns whether a flag is set on any of the devices that compute with the model together, which all ask alike."""
+
     depends_on_rank: bool = False
     """Whether the data depend on :attr:`group_position`, so that every member has different ones."""
 

@@ -139,9 +139,9 @@ class StagedJob:
         return need.total + max(messages, summing - need.step if self.tied else 0)
 
     def _copies_of_tied(self, start: int, end: int, on_gpu: bool) -> int:
-        """Return the numbers that the sum of a tied embedding's gradients takes besides them. On a stage with one of its
-        ends, behind the last backward: what has come and the sum, of which a GPU holds the latter. On a stage with
-        both, in each backward: those of both ends and their sum (measured on a CPU)."""
+        """Return the numbers that the sum of a tied embedding's gradients takes besides them: on a stage with one of
+        its ends, what has come and the sum, behind the last backward, of which a GPU holds the latter; on a stage with
+        both, those of both ends and their sum, in each backward (measured on a CPU)."""
         has_embedding, has_head = start <= self.size.encoder_layers < end, end == len(self.size.blocks)
         copies = 3 if has_embedding and has_head else 2 if has_embedding or has_head else 0
         return self.tied * max(0, copies - on_gpu)

@@ -99,6 +99,7 @@ class InsideModel(Layout):
         return self._in_memory(lambda model: self._task.answer(model, batch, generate))
 
     def sample_output(self, batch: Batch) -> SampleOutput:
+        self._task.on_any_device = self.any
         return self._in_memory(lambda model: self._task.sample_output(model, batch))
 
     def gather(self, payload: bytes) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList
 
 from profiles.errors import BadInput, counted
 from profiles.locations import is_on_hub
@@ -221,10 +222,15 @@ class CausalLMTask(Task):
         answer = answer[: int((answer != IGNORED).cumprod(0).sum())]
         positions = getattr(self.config, "max_position_embeddings", None) or start + _NEW
         prompt = ids[max(0, start - max(positions - _NEW, positions // 2)) : start][None]
+        end = time.monotonic() + _SECONDS
+
+        def is_late(tokens: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            return tokens.new_full(tokens.shape[:1], self.on_any_device(time.monotonic() > end), dtype=torch.bool)
+
         output = cast(Any, model).generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, temperature=None, top_p=None,
-            top_k=None, max_new_tokens=min(_NEW, positions - prompt.shape[1]), max_time=_SECONDS,
-            pad_token_id=self.tokenizer.pad_token_id or 0,
+            top_k=None, max_new_tokens=min(_NEW, positions - prompt.shape[1]),
+            stopping_criteria=StoppingCriteriaList([is_late]), pad_token_id=self.tokenizer.pad_token_id or 0,
         )  # fmt: skip
         pieces = (ids[:start], answer, output[0, prompt.shape[1] :])
         before, right, generated = (self.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
