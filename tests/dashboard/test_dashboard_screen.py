@@ -231,7 +231,7 @@ def test_a_machine_is_added_by_its_address(folder: RunFolder) -> None:
         await pilot.press("plus", *"me@mini.local", "enter")
         (asked,) = take_requests(folder.path)
         assert asked.action == "add" and asked.entry is not None
-        assert (asked.entry.user, asked.entry.address) == ("me", "mini.local")
+        assert (asked.entry["user"], asked.entry["address"]) == ("me", "mini.local")
 
     show(folder.path, drive)
 
