@@ -11,6 +11,7 @@ defaults for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -25,10 +26,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from distributed.hosts.approvals import approve, digest_of, is_approved
 from distributed.hosts.foreign_formats import refuse_foreign
-from distributed.hosts.past_logins import at_last_login
+from distributed.hosts.past_logins import at_last_login, past_logins
 from distributed.hosts.schema import HERE, Line, nearest, short
 from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Machine as Machine
+from profiles.declarations import nearest as closest
 from profiles.errors import BadInput
 from profiles.installation import IS_CHECKOUT, SHARED, USUAL_HOSTS, training_python
 from training.records.run_files import explain_errors, write_atomically
@@ -99,11 +101,15 @@ def typed_hosts(text: str) -> Hosts:
         entry["address"] = entry["name"]
         if entry["name"].casefold() in shared:
             entry["name"] = word
-    return _as_listed(parse_hosts(json.dumps({"machines": entries}), "--hosts"))
+    return hosts_as_listed(parse_hosts(json.dumps({"machines": entries}), "--hosts"))
 
 
-def _as_listed(typed: Hosts) -> Hosts:
-    """Return typed machines, each as the usual hosts file has it, else where one of its name let Muster in."""
+def hosts_as_listed(typed: Hosts) -> Hosts:
+    """Return typed machines, each as the usual hosts file has it, else where one of its name let Muster in.
+
+    Raises:
+        BadInput: a name is that of several machines, or two are the same machine.
+    """
     names = {machine.name.casefold() for machine in typed.machines if not machine.user and machine.port is None}
     usual = load_hosts(USUAL_HOSTS) if names and USUAL_HOSTS.is_file() else None
     of_file = usual.machines if usual is not None else ()
@@ -119,7 +125,17 @@ def as_listed(machine: Machine) -> Machine:
     Raises:
         BadInput: its name is that of several machines.
     """
-    return _as_listed(Hosts(machines=(machine,))).machines[0]
+    return hosts_as_listed(Hosts(machines=(machine,))).machines[0]
+
+
+def nearest_machine(name: str) -> str | None:
+    """Return the name, or address, of the machine of the usual hosts file or the past log-ins that ``name`` is probably
+    a misspelling of; ``None`` if none is close, or it is no misspelling."""
+    names = [text for login in past_logins() for text in (login.name, login.host)]
+    with contextlib.suppress(BadInput):
+        names += [text for machine in load_hosts(USUAL_HOSTS).machines for text in (machine.name, machine.host)]
+    is_exact = name.casefold() in (known.casefold() for known in names)
+    return None if is_exact else closest(name, [known for known in names if not is_literal_address(known)])
 
 
 def _by_name(machine: Machine) -> Machine:

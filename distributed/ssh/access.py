@@ -36,6 +36,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import BadInput, MusterError
+from profiles.installation import command_line
 
 Connect = Callable[..., contextlib.AbstractContextManager[SshConnection]]
 """Makes a connection, as :meth:`SshConnection.connect` does."""
@@ -173,7 +174,7 @@ def explain(
         failed=ssh.stage if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",
         problem=error.message_for(target.name),
-        fix=_fix(error, host, through, own_key),
+        fix=_fix(error, target, host, through, own_key),
         seconds=seconds,
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
         command=_own_command(own_key) if isinstance(ssh, NoKeyAccepted) and not (through or ssh.mendable) else "",
@@ -183,7 +184,13 @@ def explain(
     )
 
 
-def _fix(error: MusterError, host: ResolvedHost | None, through: bool, own_key: Callable[[], OwnKey] | None) -> str:
+def _fix(
+    error: MusterError,
+    target: SshTarget,
+    host: ResolvedHost | None,
+    through: bool,
+    own_key: Callable[[], OwnKey] | None,
+) -> str:
     """Return the hint of the error, or a better one from the ``access`` command."""
     if isinstance(error, PasswordOnly):
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
@@ -191,10 +198,17 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool, own_key: 
         return error.hint
     user_hint = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
-        return f"{user_hint}run the access command for it on a terminal: its password, entered once, installs a key"
+        return f"{user_hint}on a terminal, run {_access_line(target)}: its password, entered once, installs a key"
     return (
         f"{user_hint}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command(own_key)}"
     )
+
+
+def _access_line(target: SshTarget) -> str:
+    """Return the ``access`` command of a machine, with its destination as typed after ``ssh``."""
+    host = f"[{target.host}]" if target.port and ":" in target.host else target.host
+    user, port = f"{target.user}@" if target.user else "", f":{target.port}" if target.port else ""
+    return command_line("machines", "access", f"{user}{host}{port}")
 
 
 def _own_command(key: Callable[[], OwnKey] | None) -> str:

@@ -14,6 +14,8 @@ REMOTE_LOGIN = (
 )
 
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
+WENT_SILENT = f"is it asleep, off, or its cable out? If not, {CONNECTION_LIMIT}"
+"""Hint where a machine that answered a moment ago does not."""
 
 
 def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:

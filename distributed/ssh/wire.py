@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from distributed.hosts.file import nearest_machine
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import (
-    CONNECTION_LIMIT,
     REMOTE_LOGIN,
+    WENT_SILENT,
     ConnectTimeout,
     Dropped,
     NameUnknown,
@@ -259,9 +260,11 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
     problem = f"the name '{host.hostname}' is unknown"
     if host.note:
         return problem, host.note
+    close = nearest_machine(host.hostname)
+    meant = f"did you mean {close}? If not, " if close else ""
     if host.hostname.endswith(".local"):
-        return problem, "is it on and in this network? If so, give its IP address in place of the name"
-    return problem, "check the spelling, or give its IP address in place of the name"
+        return problem, f"{meant}is it on and in this network? If so, give its IP address in place of the name"
+    return problem, f"{meant}check the spelling, or give its IP address in place of the name"
 
 
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
@@ -271,7 +274,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
         problem = f"no answer from {endpoint} within {deadline.seconds:.0f} s"
         if ago is not None:
-            return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", CONNECTION_LIMIT)
+            return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", WENT_SILENT)
         return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:

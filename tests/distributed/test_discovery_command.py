@@ -19,6 +19,7 @@ from rich.console import Console
 from zeroconf import EventLoopBlocked, ServiceInfo, Zeroconf
 
 from app.cli.machines import access, discover
+from app.console import show
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
@@ -64,6 +65,14 @@ def test_the_table_fits_eighty_columns_and_says_states_in_words(columns: str, mo
     assert all(len(line) <= 80 for line in text.splitlines())
     assert columns == "200" or "192.168.100.101 " in text
     assert "● online" in text and "○ offline" in text
+
+
+def test_a_pipe_gets_no_blanks_up_to_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show(discover.machine_table((machine("box"), machine("attic"))))
+    assert all(len(line) < 160 for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_hostile_name_is_shown_and_not_obeyed() -> None:

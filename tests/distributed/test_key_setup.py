@@ -142,6 +142,7 @@ def test_one_password_then_the_key_alone(lab: Lab, name: str) -> None:
         pytest.skip(f"{name} is not installed")
     before = check_access(lab.target(name))
     assert (before.failed, before.cause, before.password_possible) == (Stage.LOGIN, "no_key_accepted", True)
+    assert f"machines access {name}: its password" in before.fix
     done = install_key(lab.target(name), SECRET)
     assert done.added and done.report.ok and done.report.authenticated_by == str(own_key_path())
     assert check_access(lab.target(name)).authenticated_by == str(own_key_path())

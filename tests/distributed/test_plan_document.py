@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_figures import job, joined, machine
 
+from app.cli.machines.access import chosen
 from app.cli.runs.ask import newcomer_of
 from app.dashboard.dialogs.commands import Commands
-from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts, typed_hosts, typed_machine
+from distributed.hosts.file import RUN_HOSTS, load_hosts, nearest_machine, save_hosts, typed_hosts, typed_machine
 from distributed.hosts.past_logins import PastLogin, save_login
 from distributed.hosts.schema import Hosts, Machine, requested_machine
 from distributed.launcher import apply_planning, with_best_paths
@@ -148,6 +149,12 @@ def test_a_machine_that_is_not_in_the_plan_is_added_as_the_hosts_file_says_or_as
         save_login(PastLogin("larder", "10.9.9.11", "10.9.9.11", 22, "eve", "SHA256:l"))
         larder = newcomer_of(folder.path, "larder")
         assert larder == Machine(name="larder", address="10.9.9.11", user="eve") == typed_hosts("larder").machines[0]
+        assert chosen(("larder", "bob@porch"), None, as_json=True).machines == (
+            larder,
+            Machine(name="bob@porch", address="porch", user="bob"),
+        )
+        meant = {name: nearest_machine(name) for name in ("lardr", "Larder", "10.9.9.12", "porch")}
+        assert meant == {"lardr": "larder", "Larder": None, "10.9.9.12": None, "porch": None}
         commands = Commands(folder.path)
         assert commands.ask("add", 0.0, entry=typed_machine("larder")) == ""
         assert [requested_machine(request.entry or {}) for request in take_requests(folder.path)] == [larder]

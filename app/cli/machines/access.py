@@ -17,7 +17,7 @@ from app.cli.approval import read_hosts
 from app.cli.arguments import AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
 from app.console import answered_yes, ctrl_c_heard, raise_if_stopped, say, visible
-from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
+from distributed.hosts.file import Hosts, hosts_as_listed, load_hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
@@ -103,7 +103,7 @@ def _listed_or_typed(names: Sequence[str], as_json: bool) -> Hosts:
         listed = {machine.name.casefold(): machine for machine in load_hosts(USUAL_HOSTS).machines}
     unlisted = [name for name in names if name.casefold() not in listed]
     entries = [{**split_address(name), "address": split_address(name)["name"], "name": name} for name in unlisted]
-    typed = parse_hosts(json.dumps({"machines": entries}), "HOST") if entries else None
+    typed = hosts_as_listed(parse_hosts(json.dumps({"machines": entries}), "HOST")) if entries else None
     entries_of_file = tuple(dict.fromkeys(listed[name.casefold()] for name in names if name.casefold() in listed))
     if typed is not None and not entries_of_file:
         return typed

@@ -163,6 +163,8 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
             to_clean = [case for case in cases if case.inventory is not None and not case.inventory.empty]
             machines = f"{counted(len(to_clean), 'machine')} to clean"
             if to_clean and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
+                if not as_json:
+                    _tell_removal(to_clean)
                 list(pool.map(lambda case: case.work(targets, blob), to_clean))
             for case in cases:
                 if case.is_clean:
@@ -172,6 +174,12 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
             for case in cases:
                 if case.link is not None:
                     case.link.close()
+
+
+def _tell_removal(cases: Sequence[_Case]) -> None:
+    for case in cases:
+        size = bytes_text(sum(part.size for part in case.inventory.removable)) if case.inventory else ""
+        say(f"{visible(case.machine.name)}: removing {size}, then looking for what is left ...")
 
 
 def _inventory_lines(inventory: Inventory) -> list[str]:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.terminal import heard_by
-from app.console import PIPE_WIDTH, command_line, interactive, say, show, show_json, show_line, visible
+from app.console import command_line, interactive, say, show, show_json, show_line, visible
 from distributed.discovery.announce import Announcement
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
@@ -183,7 +183,7 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
 
 
 def machine_table(found_machines: tuple[FoundMachine, ...]) -> Table:
-    narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
+    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=narrow)
     for heading, share in _COLUMNS.items():
         table.add_column(heading, overflow="fold", ratio=share if narrow else None)
