@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,29 @@ def test_machines_unequal_from_the_start_are_compared_with_each_other() -> None:
         "garage takes 4.0 times as long for a sample as attic: its share goes from 8 to 2 of 24 samples, "
         "attic's from 8 to 16, cellar's from 8 to 6"
     ]
+
+
+def test_a_change_that_makes_steps_longer_is_taken_back_and_not_repeated() -> None:
+    """A pass of up to 8 samples takes as long as one of 8, as on a GPU that it does not fill."""
+    shares, sizes, reasons, seconds_of_pass = ShareBalance(), {0: 8, 1: 8}, [], {0: 0.2, 1: 0.3}
+    for step in range(10, 1000, 10):
+        seconds_of_pass[1] = 0.3 if step < 900 else 1.2
+        seconds = {rank: math.ceil(size / 8) * seconds_of_pass[rank] / size for rank, size in sizes.items()}
+        speeds = {rank: Speed(each, longest(sizes, seconds), 10) for rank, each in seconds.items()}
+        if shares.is_due(step) and (decision := shares.decide(step, sizes, speeds, NAMES.__getitem__)) is not None:
+            reasons.append(decision.reason)
+            sizes = decision.sizes
+        state = json.loads(json.dumps(shares.state()))
+        shares = ShareBalance()
+        shares.load(state)  # as of a newcomer
+    *before, slowed = reasons[:3]
+    assert before == [
+        "cellar takes 1.5 times as long for a sample as attic: its share goes from 8 to 6 of 16 samples, "
+        "attic's from 8 to 10",
+        "to compute a step takes 400 ms instead of 300 ms since attic's share changed at step 20: its share goes from "
+        "10 to 8 of 16 samples, cellar's from 6 to 8",
+    ]
+    assert slowed.startswith("cellar computes 4.0 times slower than at step 40: its share goes from 8 to ")
 
 
 @given(st.lists(seconds_of_sample, min_size=2, max_size=6), st.integers(6, 200))

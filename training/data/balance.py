@@ -9,6 +9,10 @@ does the order of the samples, of which each member takes its slice
 One slow step, an evaluation or a snapshot moves nothing: the figure is a median over the window, and shares change only
 if windows of :data:`LEAST_STEPS` steps and :data:`LEAST_SECONDS` seconds in a row promise a step that is shorter by
 :data:`LEAST_GAIN`. Where they change again and again, this number of steps doubles each time.
+
+A promise supposes that a sample takes as long in a larger share. Where passes have a cost of their own, as on a GPU
+that small ones do not fill, a step may become longer instead: then the change is taken back, and not repeated while
+members have the speeds at which it was in vain.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from profiles.quantities import time_text
 from training.exchange.base import Exchange
 from training.exchange.payloads import figures_by_rank
 
@@ -34,7 +39,7 @@ _RECENT, _MOST_DOUBLED = 400, 5
 """Steps after which a change counts no longer as one of many, and how often the steps before the next one double."""
 _MOST_WINDOW, _FEWEST_MEASURED = 1000, 5
 _NOTED = 1.3
-"""Ratio of two speeds of a member from which its own change is the reason that is told."""
+"""Ratio of two speeds of a member from which its speed has changed."""
 _MOST_NAMED = 4
 
 
@@ -58,6 +63,15 @@ class Decision(NamedTuple):
     reason: str
 
 
+class Replaced(NamedTuple):
+    """Shares that a change has replaced."""
+
+    sizes: dict[int, int]
+    """Micro-batch of every member then live, by rank."""
+    seconds: dict[int, float]
+    """What a sample took with them, by rank."""
+
+
 @dataclass
 class ShareBalance:
     """The shares that changed, and what was measured since. All members hold the same, but for their own window."""
@@ -76,6 +90,10 @@ class ShareBalance:
     """Steps after which shares changed, the newest ones."""
     reference: dict[int, float] = field(default_factory=dict)
     """Seconds for a sample by rank, at the first report or the last change."""
+    replaced: Replaced | None = None
+    """What the last change has replaced, until a report shows that steps are no longer than before."""
+    vain: dict[int, float] = field(default_factory=dict)
+    """Seconds for a sample by rank at which the last change was in vain."""
     _window: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOW))
 
     def sizes_of(self, planned: Mapping[int, int]) -> dict[int, int]:
@@ -136,20 +154,44 @@ class ShareBalance:
         self.next_report = step + window_steps(step_seconds)
         for rank, value in seconds.items():
             self.reference.setdefault(rank, value)
-        best = split_evenly(sum(sizes.values()), seconds)
-        now, then = (self.accumulation * longest(those, seconds) for those in (sizes, best))
-        if now - then < max(LEAST_SAVING, LEAST_GAIN * max(now, step_seconds)):
+        now = self.accumulation * longest(sizes, seconds)
+        least_gain = max(LEAST_SAVING, LEAST_GAIN * max(now, step_seconds))
+        replaced = self._better_before(sizes, now - least_gain)
+        best = replaced.sizes if replaced else split_evenly(sum(sizes.values()), seconds)
+        then = self.accumulation * longest(best, replaced.seconds if replaced else seconds)
+        if now - then < least_gain or (not replaced and self._is_in_vain(seconds)):
             self.evidence = (0, 0.0)
             return None
         steps, duration = self.evidence
         self.evidence = steps + measured_steps, duration + measured_steps * step_seconds
-        if self.evidence[0] < self.patience(step) or self.evidence[1] < LEAST_SECONDS:
+        patience = LEAST_STEPS if replaced else self.patience(step)
+        if self.evidence[0] < patience or self.evidence[1] < LEAST_SECONDS:
             return None
-        decision = self._describe(sizes, best, seconds, name_of)
+        if replaced:
+            decision = self._describe_return(sizes, best, (then, now), name_of)
+            self.reference, self.replaced, self.vain = replaced.seconds, None, replaced.seconds
+        else:
+            decision = self._describe(sizes, best, seconds, name_of)
+            self.reference, self.replaced, self.vain = seconds, Replaced(dict(sizes), seconds), {}
         self.sizes |= best
-        self.reference, self.evidence = seconds, (0, 0.0)
-        self.changes = [*self.changes[-_MOST_DOUBLED:], step]
+        self.evidence, self.changes = (0, 0.0), [*self.changes[-_MOST_DOUBLED:], step]
         return decision
+
+    def _better_before(self, sizes: Mapping[int, int], least: float) -> Replaced | None:
+        """Return what the last change replaced if a step took at most ``least`` seconds with it; else forget it."""
+        before = self.replaced
+        if before is None:
+            return None
+        if before.sizes.keys() == sizes.keys() and self.accumulation * longest(*before) <= least:
+            return before
+        self.replaced, self.evidence = None, (0, 0.0)
+        return None
+
+    def _is_in_vain(self, seconds: Mapping[int, float]) -> bool:
+        """Whether members have the speeds at which a change was taken back."""
+        if self.vain.keys() != seconds.keys():
+            return False
+        return all(1 / _NOTED < value / self.vain[rank] < _NOTED for rank, value in seconds.items())
 
     def patience(self, step: int) -> int:
         """Return the steps for which windows in a row must promise a gain before shares change after ``step`` steps."""
@@ -182,6 +224,36 @@ class ShareBalance:
             changed, fastest = (pick(seconds, key=lambda rank: seconds[rank]) for pick in (max, min))
             ratio = seconds[changed] / seconds[fastest]
             reason = f"{name_of(changed)} takes {ratio:.1f} times as long for a sample as {name_of(fastest)}"
+        return self._decision(sizes, best, changed, reason, name_of)
+
+    def _describe_return(
+        self,
+        sizes: Mapping[int, int],
+        before: Mapping[int, int],
+        step_seconds: tuple[float, float],
+        name_of: Callable[[int], str],
+    ) -> Decision:
+        """Return the decision that takes the last change back.
+
+        Args:
+            step_seconds: that the last member computed in a step before the change, and with it.
+        """
+        moved = max(sizes, key=lambda rank: (abs(sizes[rank] - before[rank]), -rank))
+        earlier, now = map(time_text, step_seconds)
+        since = f"since {name_of(moved)}'s share changed at step {self.changes[-1]}"
+        return self._decision(
+            sizes, before, moved, f"to compute a step takes {now} instead of {earlier} {since}", name_of
+        )
+
+    def _decision(
+        self,
+        sizes: Mapping[int, int],
+        best: Mapping[int, int],
+        changed: int,
+        reason: str,
+        name_of: Callable[[int], str],
+    ) -> Decision:
+        """Return the decision with the shares before and after it, that of ``changed`` first."""
         counts = {rank: (self.accumulation * sizes[rank], self.accumulation * best[rank]) for rank in sizes}
         total = self.accumulation * sum(sizes.values())
         before, after = counts.pop(changed)
@@ -202,6 +274,8 @@ class ShareBalance:
             "evidence": self.evidence,
             "changes": self.changes,
             "reference": [*self.reference.items()],
+            "replaced": [[*part.items()] for part in self.replaced or ()],
+            "vain": [*self.vain.items()],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -213,6 +287,14 @@ class ShareBalance:
         steps, seconds = state["evidence"]
         self.evidence, self.changes = (int(steps), float(seconds)), [int(step) for step in state["changes"]]
         self.reference = {int(rank): float(value) for rank, value in state["reference"]}
+        self.vain = {int(rank): float(value) for rank, value in state.get("vain", [])}
+        self.replaced = None
+        if before := state.get("replaced"):
+            replaced_sizes, replaced_seconds = before
+            self.replaced = Replaced(
+                {int(rank): max(1, int(size)) for rank, size in replaced_sizes},
+                {int(rank): float(value) for rank, value in replaced_seconds},
+            )
         self._window.clear()
 
 
