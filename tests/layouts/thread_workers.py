@@ -32,6 +32,8 @@ from training.run.orders import Command, Control
 from training.tasks.base import GroupPosition
 from training.tasks.registry import task_from_profile
 
+_LONGEST = 600.0
+"""Seconds for a thread to wait for the others: longer than a test may take, as a busy machine lets some come late."""
 _ONE_BY_ONE = threading.Lock()
 """Held while a model is made: it may seed torch's generator, and transformers reads models in one thread at a time."""
 
@@ -72,7 +74,7 @@ class ThreadWorker:
         member = self._rank if event.member is None else event.member
         self._lines.put(to_line(event.model_copy(update={"member": member})).encode())
         if isinstance(event, StepEvent):
-            assert self._ordered.wait(60), "no order came"
+            assert self._ordered.wait(_LONGEST), "no order came"
 
     def _work(self) -> None:
         torch.get_num_threads()  # sets them for this thread
@@ -142,8 +144,10 @@ class ThreadWorkers:
         self._plan, self._folder_of, self._holds = plan, folder_of, holds
         stages = len(plan.members[0].devices)
         self._carriers = [(queue_carriers(stages), queue_carriers(stages)) for _ in plan.members]
-        self._columns = [Room(plan.world_size, lambda name: ()) for _ in range(stages)]
-        self._all_prepared, self._all_seeded = (threading.Barrier(len(plan.processes), timeout=60) for _ in range(2))
+        self._columns = [Room(plan.world_size, lambda name: (), _LONGEST) for _ in range(stages)]
+        self._all_prepared, self._all_seeded = (
+            threading.Barrier(len(plan.processes), timeout=_LONGEST) for _ in range(2)
+        )
 
     def start(self, rank: int, log: BinaryIO) -> ThreadWorker:
         """Start the worker of a process."""
