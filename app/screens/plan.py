@@ -21,7 +21,7 @@ from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.dependencies import is_unsaved
 from app.wizard.state.launch_records import LaunchRow
-from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, PlanPreview
+from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, MachineRow, PlanPreview
 from app.wizard.state.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
 from training.records.run_files import is_live
@@ -62,6 +62,7 @@ class PlanScreen(StepScreen):
         Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
         SKIP,
+        Key("o", "without", "Without", "Go on without the machines that are not online."),
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
@@ -90,7 +91,9 @@ class PlanScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if ItemStatus.FAILED in (state.plan.status, state.strategy.status):
-            return muted("r tries again, b goes to the job, esc goes back.")
+            names = " and ".join(row.name for row in _absent(state))
+            without = f"o goes on without {names}, " if names else ""
+            return muted(f"{without}r tries again, b goes to the job, esc goes back.")
         if state.started:
             run = summarise(Path(state.launch.value.run)).run_id
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
@@ -102,12 +105,12 @@ class PlanScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
-        start, command, save, name, measure, job, another, skip = self.KEYS
+        start, command, save, name, measure, job, another, skip, without = self.KEYS
         common = (command, save, name, *((measure,) if len(self.state.members) == 1 else ()), job)
         if self.state.started:
             return (_SHOW, another, *common)
         if failed:
-            return (_RETRY, *common)
+            return (_RETRY, *((without,) if _absent(self.state) else ()), *common)
         if self.state.plan.status in UNSETTLED:
             is_measuring = self.state.strategy.status is ItemStatus.WORKING and len(self.state.members) > 1
             return ((skip,) if is_measuring else ()) + (command, name, job)  # enter would only say that it is made
@@ -144,6 +147,10 @@ class PlanScreen(StepScreen):
         if len(self.state.members) == 1:  # several are measured at Strategy
             self.do(actions.measure())
 
+    def action_without(self) -> None:
+        for row in _absent(self.state):
+            self.do(actions.skip(row.key))
+
     def action_job(self) -> None:
         self.do(actions.go_to(Step.JOB))
 
@@ -166,6 +173,12 @@ class PlanScreen(StepScreen):
 
     def headless(self) -> str:
         return self.state.plan.value.command or command_line("distributed-train", self.state.answers.profile)
+
+
+def _absent(state: WizardState) -> list[MachineRow]:
+    """Return the machines of the plan that are not online, if others are."""
+    absent = [row for row in state.members if not row.here and row.status is not ItemStatus.OK]
+    return absent if len(absent) < len(state.members) else []
 
 
 def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:

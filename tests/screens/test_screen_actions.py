@@ -125,6 +125,24 @@ def test_machines_that_are_measured_alike_share_a_line() -> None:
     assert shown.plain.splitlines() == [f"a and b: {steps}, about 0:12 left", "c: measured"]
 
 
+def test_a_plan_that_lacks_a_machine_goes_on_without_it() -> None:
+    steering = at(Step.PLAN)
+    failed = steering.state.putting(TaskKind.PLAN, status=ItemStatus.FAILED, cause="no route")
+    away = next(row for row in failed.members if not row.here)
+    rows = tuple(
+        replace(row, status=ItemStatus.FAILED if row is away else ItemStatus.OK) for row in failed.machines.rows
+    )
+    steering.state = replace(failed, machines=replace(failed.machines, rows=rows))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, f"o goes on without {away.name}")
+        await pilot.press("o")
+        await pilot.pause()
+        assert steering.done == [do.skip(away.key)]
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
 @pytest.mark.parametrize("step", [Step.STRATEGY, Step.PLAN])
 def test_measuring_can_be_skipped_while_it_goes_on(step: Step) -> None:
     steering = at(step)
