@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
-from app.run_view.headline import remarks_on, start_stages
+from app.run_view.headline import end_stage, remarks_on, start_stages
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
@@ -127,7 +127,8 @@ class ProgressPanel:
 
     def _status_line(self) -> Table:
         state = self.state
-        status = time_left_text(state, self.now) if state.status == "running" else state.status
+        running = end_stage(state) or time_left_text(state, self.now)
+        status = running if state.status == "running" else state.status
         if self._resumes and (begun := state.attempts[-1].begun) is not None:
             status = f"starting for {duration_text(max(0.0, self.now - begun))}"
         line = Table.grid(padding=(0, 2))
@@ -152,7 +153,7 @@ def _members(state: RunState, narrow: bool) -> Table:
     table.add_column("state", overflow="fold", max_width=24)
     for name in ("step", "loss", "samples/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("compute " if narrow else "compute | wait | transfer", no_wrap=True)
+    table.add_column("compute " if narrow else "compute | wait", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
     for member in state.members.values():
         table.add_row(*_row(member, state.status_of(member), narrow))
@@ -173,17 +174,17 @@ def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]
 
 
 def time_bar(member: MemberState, narrow: bool) -> Text:
-    """Return a bar of compute and exposed wait, with the shares (transfer may be hidden behind compute)."""
+    """Return a bar of compute and exposed wait, with their shares of the time."""
     if not member.has_worked:
         return Text("-")
-    compute, wait, transfer = member.shares
+    compute, wait, _ = member.shares
     if narrow:
         return Text(share_text(compute), style="green")
     cells = round(compute * BAR_CELLS)
     return Text.assemble(
         ("█" * cells, "green"),
         ("░" * (BAR_CELLS - cells), "yellow"),
-        f" {share_text(compute)} | {share_text(wait)} | {share_text(transfer)}",
+        f" {share_text(compute)} | {share_text(wait)}",
     )
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.console import command_line
 from app.dashboard.screen import DashboardScreen
 from app.follow import Follower
 from app.shell.base_app import MusterApp
@@ -54,6 +55,9 @@ class DashboardApp(MusterApp):
 
     def headless_command(self) -> str:
         return self.dashboard.headless()
+
+    def brief_command(self) -> str:
+        return command_line("runs", "attach", "--plain")  # to the newest run
 
     def command_records(self) -> list[CommandRecord]:
         return [*(asked.record for asked in self.dashboard.commands.asked), *super().command_records()]

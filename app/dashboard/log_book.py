@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -54,16 +54,25 @@ class LogBook:
         self.lines: tuple[LogLine, ...] = ()
         """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
 
-    def look(self) -> bool:
-        """Read new lines; return whether there were any."""
+    def look(self, changes: Sequence[tuple[str, float, str]] = ()) -> bool:
+        """Read new lines; return whether there were any.
+
+        Args:
+            changes: machine, Unix time and text of changes of members since the last call: a machine that is lost
+                writes no line of its own.
+        """
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
         new_lines = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
+        for machine, at, text in changes:
+            new_lines.append((machine, f"{datetime.fromtimestamp(at).astimezone().isoformat()} {text}"))
+        noted = {(machine, text) for machine, _, text in changes}
         for machine, time, text in _by_time(new_lines):
             self._number += 1
+            level: Level = "warning" if (machine, text) in noted else level_of(text)
             machine_lines = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
-            machine_lines.append(LogLine(self._number, machine, text, level_of(text), time))
+            machine_lines.append(LogLine(self._number, machine, text, level, time))
         if new_lines:
             all_lines = sorted(
                 (line for machine_lines in self._lines.values() for line in machine_lines), key=lambda line: line.number

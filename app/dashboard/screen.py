@@ -15,7 +15,7 @@ from textual.style import Style
 from textual.widgets import ContentSwitcher
 
 from app.console import command_about, profile_text, visible
-from app.dashboard.dialogs.commands import Commands, Proof, Reporting, StopDialog
+from app.dashboard.dialogs.commands import Commands, Proof, Reporting, StopDialog, without_effect
 from app.dashboard.dialogs.next_steps import ModelDialog, commands_after
 from app.dashboard.dialogs.writing import next_dialog
 from app.dashboard.reader import Picture, RunReader
@@ -158,6 +158,8 @@ class DashboardScreen(BaseScreen):
             screen_keys = tuple(
                 Key("p", "pause", "Resume", "Resume training.") if key.key == "p" else key for key in screen_keys
             )
+        if self._alive:
+            screen_keys = tuple(key for key in screen_keys if key.action not in without_effect(self.picture))
         return (screen_keys[0], *pane_keys, *screen_keys[1:])
 
     def _keys_after_the_end(self) -> tuple[Key, ...]:
@@ -378,7 +380,10 @@ class DashboardScreen(BaseScreen):
         self.app.push_screen(QuestionDialog(question, yes, "No"), answered)
 
     def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
-        wrong = "this is a replay" if self._replay else self.commands.ask(action, time.time(), machine, entry)
+        wrong = "this is a replay" if self._replay else ""
+        if self._alive and action in without_effect(self._reader.picture):
+            wrong = "the run is ending: this would do nothing"
+        wrong = wrong or self.commands.ask(action, time.time(), machine, entry)
         if wrong:
             self._say(wrong)
         else:

@@ -33,7 +33,7 @@ from training.records.events import (
     TimingEvent,
     UnknownEvent,
 )  # fmt: skip
-from training.records.plan import FinalStatus, RunPlan
+from training.records.plan import FinalStatus, RunPlan, status_word
 from training.records.run_folder import RunFolder
 from training.run.outcome import figures_of, write_end
 from training.run.processes import BackgroundProcess, run_from_stdin
@@ -131,7 +131,7 @@ class Player:
             recorded_training().showcase.write(self._run.path / FOLDER / NAME)
         write_end(self._run, lambda event: self._say(event, moment), status, ExitCode.DONE, message, self._metrics)
         for request in take_requests(self._run.path):
-            self._say(request.event("refused", f"the run is {status}"))
+            self._say(request.event("refused", f"the run is {status_word(status)}"))
         times = {"start_time": _utc_text(self._start), "end_time": _utc_text(moment)}
         self._run.update_metadata(**times)
 
@@ -163,7 +163,7 @@ class Player:
         except BadInput as refusal:
             self._tell(request, "refused", refusal.message)
         except PlaybackStopped:
-            self._tell(request, "done", "the run is cancelled")
+            self._tell(request, "done", "the run is stopped")
             raise
 
     def _tell(self, request: Request, outcome: Outcome, message: str) -> None:

@@ -14,7 +14,7 @@ from app.report import rerun_line
 from app.run_view.figures import MORE_DATA, data_text, stages_times_text
 from app.run_view.metrics import simulated_text
 from app.run_view.pair_paths import is_loopback
-from app.run_view.run_state import UNFINISHED, status_word
+from app.run_view.run_state import UNFINISHED
 from app.run_view.tables.evaluations import metric_rows
 from app.run_view.tables.machine_changes import machine_changes
 from app.run_view.timeline import TimelineEntry, entry_text
@@ -33,6 +33,7 @@ from profiles.quantities import (
 )
 from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, is_language_model
+from training.records.plan import status_word
 
 _MOODS = {"completed": "good", "running": "good", "cancelled": "calm"}
 """Style of a run's status; others are ``bad``."""

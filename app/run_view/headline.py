@@ -9,18 +9,25 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.run_view.figures import data_text, stages_times_text
-from app.run_view.member_state import TROUBLE, MemberState
+from app.run_view.member_state import MIN_STEPS, TROUBLE, WINDOW_SECONDS, MemberState, phase_text
+from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import INTERRUPTED, RunState
+from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, chronological
 from app.run_view.view import RunView
-from distributed.planning.run_time import SLOWER_BELOW, RunTime, took_text
+from distributed.planning.run_time import SLOWER_BELOW, took_text
 from profiles.quantities import clock_text, duration_text, machine_text
+from training.records.attempts import starting_seconds_in
+from training.records.events import EVALUATES, SAVES_MODEL
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 _SOON = 120.0
 """Seconds to the end below which the time left is shown instead of the time of day."""
+_STOPPED_BY_USER = ("stopped by the user", "ended by the user")
+"""Reasons of members that have left, where all are to."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
+LAST_EVALUATION = "last evaluation"
 _STAGES = {
     "starting": "loading the program",
     "started": "reading the data",
@@ -51,7 +58,7 @@ class RunHeadline:
 
 def headline(view: RunView) -> RunHeadline:
     """Return the headline of a run."""
-    state, now, time = view.state, view.now, view.time
+    state, now = view.state, view.now
     if state.ended is not None and state.status != INTERRUPTED:
         return _ended(view)
     if not view.live or state.ended is not None:
@@ -63,30 +70,88 @@ def headline(view: RunView) -> RunHeadline:
     lost = [member for member in states if member.status in TROUBLE]
     present_count = sum(member.active or member.status == "done" for member in states)
     present = f"{present_count}/{view.expected} machines"
+    if order := ending_order(state):
+        level: Level = "stopped" if order == "Stopping" else "paused"
+        return RunHeadline(level, order, (order_stage(view), *_progress(state)))
     if state.status == "paused":
         return RunHeadline("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (view.launched or any(member.step for member in states)):
         return RunHeadline("starting", "Starting", (present, *start_stages(state)))
-    end = _done_at(state, now)
-    soon = end.startswith("done in") if end else None
-    predicted, alone_text = _promised(view, soon), _alone(view, soon)
-    stages = stages_times_text(state)
-    figures = tuple(detail for detail in (end, predicted, alone_text, stages) if detail)
-    spare = tuple(detail for detail in (stages, predicted, alone_text, figures[0] if figures else "") if detail)
+    stage = end_stage(state, far=view.plan is not None and view.plan.own_folders)
+    figures, spare = ((stage,), ()) if stage else _times(view)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"
         omitted = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
         return RunHeadline("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
+    if stage:
+        return RunHeadline("starting", "Finishing", (present, stage))
     if silent:
         return RunHeadline("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = remarks_on(state)
+    if verdict := _slower_than_alone(view):
+        return RunHeadline("warning", verdict[0], (present, *verdict[1:], *remarks, *figures), spare=spare)
     details = (present, *remarks, *figures)
-    if time is not None and 0 < (ratio := _ratio(state, time)) < SLOWER_BELOW:
-        alone = f"{machine_text(time.alone)} alone"
-        word, instead = f"Slower than {alone} ({ratio:.2f}x)", f"stop it and train on {alone}"
-        return RunHeadline("warning", word, (present, instead, *remarks, *figures), spare=spare)
     return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
+
+
+def _times(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of when the run ends, beside its promise and one machine alone, and those of them that are left
+    out where there is no room: never the first one."""
+    end = _done_at(view.state, view.now)
+    soon = end.startswith("done in") if end else None
+    predicted, alone, stages = _promised(view, soon), _alone(view, soon), stages_times_text(view.state)
+    figures = tuple(detail for detail in (end, predicted, alone, stages) if detail)
+    return figures, tuple(detail for detail in (stages, predicted, alone) if detail in figures[1:])
+
+
+def ending_order(state: RunState) -> Literal["Stopping", "Pausing", ""]:
+    """Return the word for a stop or a pause that was accepted and is not done yet; empty: there is none."""
+    begun = (state.started or 0.0) - 1.0
+    under_way = {
+        answer.action for answer in state.requests.values() if answer.outcome == "accepted" and answer.time >= begun
+    }
+    left = [member.message for member in state.members.values() if member.status == "left"]
+    if under_way & {"stop", "kill"} or any(message in _STOPPED_BY_USER for message in left):
+        return "Stopping"
+    return "Pausing" if "pause" in under_way and state.status == "running" else ""
+
+
+def order_stage(view: RunView) -> str:
+    """Return what is under way until the run has stopped or paused."""
+    if view.launched:
+        return "its script was asked to end and has 30 s to do so"
+    if ending_order(view.state) == "Pausing":
+        return "the current step ends first"
+    return "the current step ends, then a snapshot is written" if view.state.step else "it has taken no step yet"
+
+
+def end_stage(state: RunState, far: bool = False) -> str:
+    """Return what is under way between the last step and the end of a run; empty: it still takes steps.
+
+    Args:
+        far: whether the model is fetched from other machines.
+    """
+    members = list(state.members.values())
+    phases = [member for member in members if member.active and member.phase]
+    is_last = state.total_steps is not None and state.step >= state.total_steps > 0
+    is_saved = any(member.phase == SAVES_MODEL for member in phases)
+    are_done = bool(members) and all(member.status in ("done", *TROUBLE, "left") for member in members)
+    if state.status != "running" or not (
+        is_last or is_saved or (are_done and any(m.status == "done" for m in members))
+    ):
+        return ""
+    evaluating = [member for member in phases if member.phase.startswith(EVALUATES)]
+    if evaluating and not (is_saved and all(m.phase_done == m.phase_total for m in evaluating)):
+        phase = min(evaluating, key=lambda member: member.phase_done / (member.phase_total or 1)).phase
+        same = [member for member in evaluating if member.phase == phase]
+        done, total = sum(m.phase_done for m in same), sum(m.phase_total or 0 for m in same)
+        return f"{LAST_EVALUATION}: {phase_text(phase, done, total).removeprefix(EVALUATES)}"
+    if is_saved:
+        return "writing the model"
+    if not are_done:
+        return "the last synchronisation"
+    return "fetching the model from the machines" if far else "ending the processes"
 
 
 def problems(state: RunState) -> list[TimelineEntry]:
@@ -170,11 +235,46 @@ def _why(member: MemberState) -> str:
     return f"{machine_text(member.label)} {member.status}{cause}"
 
 
-def _ratio(state: RunState, time: RunTime) -> float:
-    """Return the speed of the run over that of the best machine alone; 0: unknown."""
-    if not state.samples_per_second or time.alone_rate <= 0:
-        return 0.0
-    return state.samples_per_second / time.alone_rate
+def _slower_than_alone(view: RunView) -> tuple[str, ...]:
+    """Return that the run is slower than the best machine alone, and to stop it where that pays; empty: it is not, or
+    that cannot be judged: members have changed a short time ago, other programs use a machine, or the end is near."""
+    state, time, left = view.state, view.time, view.state.time_left(view.now)
+    if time is None or time.alone_rate <= 0 or left is None or left.seconds < _SOON:
+        return ()
+    if not _is_settled(state, view.now) or _busy_machines(state):
+        return ()
+    ratio = _rate(state) / time.alone_rate * _slowdown_of_alone(view, time.alone)
+    if not 0 < ratio < SLOWER_BELOW:
+        return ()
+    alone, start = f"{machine_text(time.alone)} alone", starting_seconds_in(state.attempts)
+    word = f"Slower than {alone} ({ratio:.2f}x)"
+    pays = start is not None and left.seconds - left.doubt > ratio * left.seconds + start
+    return (word, f"stop it and train on {alone}") if pays else (word,)
+
+
+def _is_settled(state: RunState, now: float) -> bool:
+    """Whether enough steps were measured since members came or went last."""
+    changes = [entry.time for entry in arrivals_and_departures(state)]
+    begun = [time for attempt in state.attempts for time in (attempt.begun, attempt.trains_since) if time is not None]
+    working = [member for member in state.members.values() if member.active]
+    pace = max((member.seconds_to_advance or math.inf for member in working), default=math.inf)
+    return now - max(changes + begun, default=now) >= max(WINDOW_SECONDS, MIN_STEPS * pace)
+
+
+def _rate(state: RunState) -> float:
+    """Return the samples/s of the run: the better of those in the members' windows and in the last steps."""
+    series = rate_of_run(state)
+    newest = series.buckets[-max(1, MIN_STEPS // series.width) :]
+    return max(state.samples_per_second, statistics.fmean(bucket.mean for bucket in newest) if newest else 0.0)
+
+
+def _slowdown_of_alone(view: RunView, name: str) -> float:
+    """Return measured over predicted compute of the machine that the run is compared with, at least 1; 1: unknown."""
+    forecasts = {member.name: member.seconds for member in view.planned.members} if view.planned else {}
+    member = next((member for member in view.state.members.values() if member.label == name and member.window), None)
+    if member is None or not forecasts.get(name):
+        return 1.0
+    return max(1.0, statistics.fmean(step.compute for step in member.window) / forecasts[name])
 
 
 def _done_at(state: RunState, now: float) -> str:
@@ -189,7 +289,10 @@ def _done_at(state: RunState, now: float) -> str:
 def _promised(view: RunView, soon: bool | None) -> str:
     """Return the text of the end that the plan promised."""
     end = _end_after(view.time.seconds, view) if view.time else None
-    return "" if end is None else f"promised {_moment(end, view.now, soon)}"
+    if end is None:
+        return ""
+    moment = _moment(end, view.now, soon)
+    return f"promised end was {moment}" if moment.endswith(" ago") else f"promised {moment}"
 
 
 def _alone(view: RunView, soon: bool | None) -> str:
@@ -198,8 +301,9 @@ def _alone(view: RunView, soon: bool | None) -> str:
     end = _end_after(time.alone_seconds, view) if time else None
     if time is None or end is None:
         return ""
-    fewer = " (fewer samples)" if time.fixed_steps else ""
-    return f"{machine_text(time.alone)} alone {_moment(end, view.now, soon)}{fewer}"
+    fewer, moment = " (fewer samples)" if time.fixed_steps else "", _moment(end, view.now, soon)
+    done = "would have ended " if moment.endswith(" ago") else ""
+    return f"{machine_text(time.alone)} alone {done}{moment}{fewer}"
 
 
 def _end_after(seconds: float, view: RunView) -> float | None:
@@ -237,14 +341,19 @@ def remarks_on(state: RunState) -> tuple[str, ...]:
         remarks.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active]
     remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
-    loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
-    shares = {name: load.others_percent or 0.0 for name, load in loads if load.slowed_by_others}
-    if shares:  # members on one machine all report the same load
+    if shares := _busy_machines(state):
         busiest = max(shares, key=lambda name: shares[name])
         remarks.append(f"other programs use {shares[busiest]:.0f} % of the processors of {machine_text(busiest)}")
     if data := data_text(state):
         remarks.append(data)
     return tuple(remarks)
+
+
+def _busy_machines(state: RunState) -> dict[str, float]:
+    """Return the share of the processors, in per cent, that other programs use on machines that they slow down, by
+    name; members on one machine all report the same."""
+    loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
+    return {name: load.others_percent or 0.0 for name, load in loads if load.slowed_by_others}
 
 
 def _pace(member: MemberState) -> float:

@@ -17,12 +17,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.run_view.run_series import of_run
-from app.run_view.run_state import RunState, status_word
+from app.run_view.run_state import RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from profiles.quantities import clock_text, machine_text
 from training.records.events import Event
+from training.records.plan import status_word
 from training.records.run_files import write_atomically
 
 MARK = "seen.json"

@@ -132,7 +132,7 @@ class MemberState:
     updated: float | None = None
     """Time of its newest event."""
     phase: str = ""
-    """Name of the preparation before the first step."""
+    """Name of the work that is no step: preparing, evaluating, saving."""
     phase_done: int = 0
     phase_total: int | None = None
     step: int = 0
@@ -200,7 +200,7 @@ class MemberState:
 
     @property
     def preparing(self) -> str:
-        """Its preparation with progress: ``features 3/10``; empty while there is none."""
+        """Its work that is no step, with progress: ``features 3/10``; empty while there is none."""
         return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
 
     @property
@@ -290,8 +290,8 @@ def phase_label(phase: str) -> str:
 
 
 def amount_text(phase: str, done: int, total: int | None) -> str:
-    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB`` for bytes; empty while it waits for another."""
-    if phase.startswith("waiting "):
+    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB``; empty where it waits or counts nothing."""
+    if phase.startswith("waiting ") or not (done or total):
         return ""
     shown = bytes_text if phase.startswith("bytes ") else str
     return f"{shown(done)}/{shown(total)}" if total else shown(done)
@@ -315,7 +315,8 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
         case MemberEvent():
             return _status(member, event)
         case ProgressEvent():
-            status = "preparing" if member.active else member.status  # a machine that is brought back is not back yet
+            works = not member.active or member.status in ("joined", "ready", "training")
+            status = member.status if works else "preparing"  # a machine that is brought back is not back yet
             return changed(member, status=status, phase=event.phase, phase_done=event.done, phase_total=event.total)
         case StepEvent():
             return _step(member, event)

@@ -267,11 +267,6 @@ def apply(state: RunState, event: Event) -> RunState:
             return state
 
 
-def status_word(status: str) -> str:
-    """Return the word for the status of a run."""
-    return "stopped" if status == "cancelled" else status
-
-
 def _without_snapshots(state: RunState) -> RunState:
     """Forget all snapshots: the machines found none to resume from."""
     members = {r: changed(member, snapshot_step=None, snapshot_live=()) for r, member in state.members.items()}

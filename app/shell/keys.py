@@ -166,6 +166,8 @@ class TooSmall(Static):
         width, height = self.app.size
         message = f"Too small: {width}x{height}, needs {LEAST.width}x{LEAST.height}."
         alternative = f"Or: {app_of(self).headless_command()}"
+        if len(alternative) > width:  # broken over two lines it could not be copied
+            alternative = app_of(self).brief_command()
         separator = " " if len(message) + len(alternative) < width else "\n"
         return Content(f"{message}{separator}{alternative}")
 

@@ -85,6 +85,10 @@ class TerminalApp(App[None]):
         """Return the command that does the same without a screen."""
         return command_line("--help")
 
+    def brief_command(self) -> str:
+        """Return a shorter one that does the same in most cases."""
+        return self.headless_command()
+
     def action_leave(self) -> None:
         """Leave the application."""
         self.exit()

@@ -153,7 +153,7 @@ def test_the_picture_has_a_row_a_worker_and_the_verdict() -> None:
     assert "step 13/100" in shown
     assert "worker-0" in shown
     assert "member 1" in shown
-    assert "75 % | 25 % | 50 %" in shown
+    assert "75 % | 25 %" in shown and "50 %" not in shown  # what adds up to all of the time
     assert "8.0 kB" in shown
     assert "WER on validation: 98.0 % -> 10.0 % (step 10)" in shown
 

@@ -105,6 +105,7 @@ def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
             await resize(pilot, *size)
             if size == (60, 16):
                 assert "needs 72x20" in text(app)
+                assert any(line.rstrip().endswith("runs attach --plain") for line in lines(app))  # whole
         assert app.dashboard.query_one(MachinesPane).selected == 2
         assert app.focused is focused
 
@@ -140,9 +141,12 @@ def test_a_lost_machine_and_its_return(folder: RunFolder) -> None:
         assert sum("silent for 5 s" in line for line in lines(app)) == 2  # verdict and row
         await pilot.press("5")
         await until_text(pilot, "root cause")
+        await until_text(pilot, "all machines, all levels: 1 line")  # it logged nothing itself
         for event in (BACK, *steps(36, 45)):
             folder.append(event)
         await until(pilot, lambda: "2/3" not in lines(app)[2] and "root cause" not in text(app))
+        await until_text(pilot, "air lost: silent for 5 s")
+        await until_text(pilot, "all machines, all levels: 2 lines")
         await pilot.press("6")
         await until_text(pilot, "air is back")
 
@@ -210,6 +214,10 @@ def test_requests_are_left_and_their_outcome_is_shown(folder: RunFolder) -> None
         await until_text(pilot, "Paused")
         await pilot.press("p")
         assert [one.action for one in take_requests(folder.path)] == ["resume"]
+        folder.append(RequestEvent(time=BEGAN + 32, request="stop", action="stop", outcome="accepted"))
+        await until_text(pilot, "Stopping · ")
+        await pilot.press("p")
+        assert take_requests(folder.path) == [] and "x Stop" in text(app) and "p Resume" not in text(app)
 
     show(folder.path, drive)
 

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from run_folders import BEGAN, started, steps, view_of
+from run_folders import BEGAN, NAMES, started, steps, view_of
 
 from app.run_view.headline import headline, lag, problems, slowest
 from app.run_view.run_state import RunState, TimeLeft, reduce_events
 from distributed.planning.run_time import RunTime
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
+from profiles.quantities import clock_text
+from training.records.events import (
+    SAVES_MODEL,
+    ErrorEvent,
+    Event,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+)
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 
@@ -30,7 +41,7 @@ def test_a_run_that_goes_well() -> None:
 
 def test_all_ends_are_said_in_the_same_way() -> None:
     assert words(going(), time=RunTime(10.0, "studio", 300.0, 12.0)).endswith(
-        "done in 1:20 · promised 0:10 ago · studio alone in 4:40"
+        "done in 1:20 · promised end was 0:10 ago · studio alone in 4:40"
     )
 
 
@@ -45,9 +56,66 @@ def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
     assert words(going(), time=time).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
 
 
+def settled(*more: Event, total: int = 1000, until: int = 60) -> RunState:
+    return reduce_events([*started(total=total), *steps(1, until), *more])
+
+
+SLOW = RunTime(0.0, "studio", 0.0, 30.0)
+ADVICE = "stop it and train on studio alone"
+END = f"done {clock_text(BEGAN + 1000, BEGAN)} ±1 min"
+
+
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
-    told = words(going(), time=RunTime(0.0, "studio", 0.0, 30.0))
-    assert told.startswith("Slower than studio alone (0.80x) · 3/3 machines · stop it and train on studio alone")
+    told = words(settled(), BEGAN + 60, time=SLOW)
+    assert told.startswith(f"Slower than studio alone (0.80x) · 3/3 machines · {ADVICE} · {END}")
+
+
+def test_nothing_is_judged_shortly_after_a_machine_is_back_or_while_others_compute_or_before_the_end() -> None:
+    back = [LOST, MemberEvent(member=1, time=BEGAN + 52, status="joined", name="air"), *steps(61, 61)]
+    assert "Slower" not in words(settled(*back), BEGAN + 61, time=SLOW)
+    busy = MachineEvent(member=1, time=BEGAN + 59, cpu_percent=100, others_percent=98, memory_used=1, memory_total=2)
+    told = words(settled(busy), BEGAN + 60, time=SLOW)
+    assert told.startswith(f"Watch · 3/3 machines · other programs use 98 % of the processors of air · {END}")
+    assert words(settled(total=100), BEGAN + 60, time=SLOW).startswith("Healthy · 3/3 machines · done in 0:40")
+
+
+def test_stopping_is_advised_only_where_another_start_pays() -> None:
+    slow_start = RunEvent(time=BEGAN - 200, status="starting")
+    state = reduce_events([slow_start, *started(total=1000)[1:], *steps(1, 60)])
+    told = words(state, BEGAN + 60, time=SLOW)
+    assert told.startswith(f"Slower than studio alone (0.80x) · 3/3 machines · {END}")
+
+
+def request(action: str, outcome: Literal["accepted", "done"] = "accepted", at: float = BEGAN + 20) -> RequestEvent:
+    return RequestEvent(time=at, request=action, action=action, outcome=outcome)
+
+
+def test_a_stop_and_a_pause_under_way_are_said_without_a_verdict() -> None:
+    left = MemberEvent(member=0, time=BEGAN + 61, status="left", name="studio", message="stopped by the user")
+    stopping = "Stopping · the current step ends, then a snapshot is written · step 60/1000"
+    assert words(settled(request("stop"), left), BEGAN + 62, time=SLOW) == stopping
+    assert words(settled(left), BEGAN + 62, time=SLOW) == stopping  # asked for by a signal
+    assert words(settled(request("pause")), BEGAN + 62).startswith("Pausing · the current step ends first")
+    assert words(settled(request("pause", "done")), BEGAN + 62).startswith("Healthy")
+    assert words(settled(request("stop", at=BEGAN - 50)), BEGAN + 62).startswith("Healthy")  # of an earlier attempt
+
+
+def test_what_happens_between_the_last_step_and_the_end_is_said() -> None:
+    def at_end(*more: Event) -> str:
+        return words(going(*more, until=100), BEGAN + 101, time=RunTime(50.0, "studio", 60.0, 12.0))
+
+    def progress(rank: int, phase: str, done: int, total: int | None) -> Event:
+        return ProgressEvent(member=rank, time=BEGAN + 101, phase=phase, done=done, total=total)
+
+    assert at_end() == "Finishing · 3/3 machines · the last synchronisation"
+    evaluating = [progress(0, "evaluating test", 5, 8), progress(1, "evaluating test", 8, 8)]
+    assert at_end(*evaluating) == "Finishing · 3/3 machines · last evaluation: test 13/16"
+    saving = progress(0, SAVES_MODEL, 0, None)
+    assert at_end(*evaluating, saving) == "Finishing · 3/3 machines · writing the model"
+    done = [MemberEvent(member=rank, time=BEGAN + 102, status="done", name=NAMES[rank]) for rank in (1, 2)]
+    assert at_end(*evaluating, saving, *done) == "Finishing · 3/3 machines · writing the model"
+    everybody = [*done, MemberEvent(member=0, time=BEGAN + 102, status="done", name="studio")]
+    assert at_end(*everybody) == "Finishing · 3/3 machines · ending the processes"
 
 
 @pytest.mark.parametrize(
@@ -55,11 +123,10 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     [
         (60, "Healthy · 3/3 machines · done in 1:20 · studio alone in 1:50"),
         (59, "Healthy · 3/3 machines · done in 1:20"),
-        (30, "Healthy · 3/3 machines"),
-        (5, "Healthy · 3/3 machines"),
+        (5, "Healthy · 3/3 machines · done in 1:20"),
     ],
 )
-def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
+def test_whole_parts_go_where_there_is_no_room_but_never_the_end(cells: int, shown: str) -> None:
     said = headline(view_of(going(), BEGAN + 20, time=RunTime(0.0, "studio", 130.0, 12.0))).within(cells)
     assert " · ".join((said.word, *said.details)) == shown
 

@@ -94,9 +94,11 @@ def test_an_exact_run_counts_its_exchanges_before_one_is_listed() -> None:
     """Those that compare the weights are listed: one in 50, and the last."""
     shown = replace(picture(0), plan=plan_of("allreduce"))
     assert next(iter(sums(shown))).plain.startswith("0 B sent, 0 B received by all, 9 synchronisations")
-    assert none_yet(shown) == "Every step has a synchronisation. One in 50 is listed: the first at step 50."
+    assert none_yet(shown) == (
+        "The machines synchronise in every step; one in 50 is listed here, the first at step 50."
+    )
     short = replace(shown, state=reduce_events([*started(), RunEvent(status="running", total_steps=28)]))
-    assert "the first at the end of the run" in none_yet(short)
+    assert "the first when the run ends" in none_yet(short)
     assert synchronisations(replace(shown, plan=plan_of("diloco"))) == 0
     assert "step of the slowest machine: 1 s (500 ms planned)" in [line.plain for line in sums(shown)]
 

@@ -100,7 +100,7 @@ def test_a_stop_is_answered_with_what_is_kept(desk: Desk) -> None:
     assert desk.outcomes == [
         ("accepted", ""),
         ("refused", "the run is stopping"),
-        ("done", "the run is cancelled: the snapshot of step 9 is kept, 0 steps lost"),
+        ("done", "the run is stopped: the snapshot of step 9 is kept, 0 steps lost"),
     ]
 
 

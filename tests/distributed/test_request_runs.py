@@ -80,7 +80,7 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     assert [end.outcome for end in ends] == ["done"] * 3, [end.message for end in ends]
     newest = max(step for step, _ in muster.losses(run_id))
     muster.until_step(run_id, newest + 20, members=4)
-    assert re.fullmatch(r"the run is cancelled: .* step \d+ is kept, 0 steps lost", run.ask("stop").message)
+    assert re.fullmatch(r"the run is stopped: .* step \d+ is kept, 0 steps lost", run.ask("stop").message)
     until(lambda: [ours(host) for host in lab] == [[], [], [], []])
     assert [machine.name for machine in load_hosts(run.folder / RUN_HOSTS).machines] == ["a", "b", "c", "d"]
     check_the_record(muster, run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,22 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.exchange.base import SoloExchange
 from training.loop.trainer import Trainer
-from training.records.events import ErrorEvent, EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.events import (
+    EVALUATES,
+    SAVES_MODEL,
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    WarningEvent,
+)
 from training.records.plan import RunPlan
 from training.run.orders import Command, Control
+
+VALIDATES = f"{EVALUATES}validation"
 
 
 def train(
@@ -145,6 +159,9 @@ def test_weights_that_are_not_finite_never_become_a_snapshot(tmp_path: Path) -> 
 def test_evaluations_come_at_their_interval_and_at_the_end(tmp_path: Path, interval: float) -> None:
     _, events = train(toy_plan(evaluation={"eval_interval": interval, "eval_before": True}), tmp_path)
     assert [event.step for event in events if isinstance(event, EvaluationEvent)] == [0, 5, 10, 12]
+    shown = [event.phase if isinstance(event, ProgressEvent) else event.kind for event in events]
+    seen = [name for name, _ in itertools.groupby(name for name in shown if name in ("step", VALIDATES, SAVES_MODEL))]
+    assert seen == [VALIDATES, "step", VALIDATES, SAVES_MODEL]  # between the steps they show that it goes on
 
 
 def test_early_stopping_ends_the_run_with_the_best_weights(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from training.exchange.payloads import documents, figures_by_rank
 from training.hardware.device import Precision, evaluating, is_out_of_memory, move, release_memory, sample_too_large
 from training.layouts.base import Layout
 from training.loop.local_data import LocalSchedule
+from training.loop.position import Position
 from training.loop.showcase_sampling import ShowcaseSampler
 from training.records.bounded_fields import LONGEST_TEXT, harmless
-from training.records.events import EvaluationEvent
-from training.tasks.base import Answer
+from training.records.events import EVALUATES, Emit, EvaluationEvent, ProgressEvent
+from training.tasks.base import Answer, Progress, throttled
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
@@ -57,6 +58,7 @@ class Evaluator:
             samples, and the model's answers are not saved.
         round_size: largest number of samples that a member evaluates in one round.
         layout: what this process holds of the model; default: all of it.
+        progress: called with phase, evaluated samples and all of this member's share, for every batch.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Evaluator:
         local: LocalSchedule | None = None,
         round_size: int = ROUND_SIZE,
         layout: Layout | None = None,
+        progress: Progress = lambda phase, done, total: None,
     ) -> None:
-        self._local, self._round_size = local, round_size
+        self._local, self._round_size, self._progress = local, round_size, progress
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._answer = layout.answer if layout else functools.partial(self._task.answer, model)
@@ -125,8 +128,11 @@ class Evaluator:
         order, sums = self._by_length(split, shares.get(self._exchange.rank, range(0))), dict[str, float]()
         self._answers, self._left_out = [], set()
         round_count = self._round_count(shares, staying)
+        self._progress(EVALUATES + split, 0, len(order))
         for round_index in range(round_count):
-            mine = self._sums(split, order[_round_slice(len(order), round_index, round_count)])
+            part = _round_slice(len(order), round_index, round_count)
+            note = functools.partial(self._note_progress, split, len(order), part.start)
+            mine = self._sums(split, order[part], note)
             gathered = self._exchange.gather(f"{name}/{round_index}", json.dumps(mine).encode())
             gathered = {rank: gathered[rank] for rank in self._agreed(gathered)}
             stopped = {rank for rank, payload in gathered.items() if payload == b"null"} - self._stopped
@@ -144,6 +150,9 @@ class Evaluator:
         if shown and self._showcase is not None and self._folder is None and self._exchange.rank == min(staying):
             self._showcase.items(split, step)
         return event
+
+    def _note_progress(self, split: str, total: int, begin: int, done: int) -> None:
+        self._progress(EVALUATES + split, begin + done, total)
 
     def _round_count(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
         """Return the number of rounds in which members exchange sums: a round holds at least one batch of a member."""
@@ -232,8 +241,10 @@ class Evaluator:
         counts = [value for name, value in figures.items() if name in self._task.counts or name == "samples"]
         return all(0 <= count <= _MOST for count in counts) and figures.get("samples", 0.0) <= share
 
-    def _sums(self, split: str, order: Sequence[int]) -> dict[str, float] | None:
-        """Return the sums over these samples; ``None`` if this member is to stop."""
+    def _sums(
+        self, split: str, order: Sequence[int], note: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float] | None:
+        """Return the sums over these samples; ``None`` if this member is to stop. ``note`` gets how many are done."""
         totals, at = [], 0
         with evaluating(self._model):
             while at < len(order):
@@ -247,6 +258,7 @@ class Evaluator:
                     continue
                 totals.append(sums)
                 at += len(batch)
+                note(at)
         return add_sums(totals)
 
     def _by_length(self, split: str, indices: range) -> list[int]:
@@ -275,6 +287,17 @@ class Evaluator:
             if len(indices) == 1:
                 raise sample_too_large(error, self._precision.device, self._task.name) from error
         return None
+
+
+def progress_reports(emit: Emit, position: Position, total_steps: int) -> Progress:
+    """Return what reports progress as events, not too often, before the first step and after the last one: between
+    them steps show it."""
+
+    def report(phase: str, done: int, total: int | None) -> None:
+        if position.step in (0, total_steps) or position.stopping.should_stop:
+            emit(ProgressEvent(phase=phase, done=done, total=total))
+
+    return throttled(report)
 
 
 def local_split(split: str, rank: int) -> str:

@@ -18,7 +18,7 @@ from training.layouts.base import Layout
 from training.layouts.columns import strategy_of
 from training.layouts.whole import WholeModel
 from training.loop.data_fingerprint import check_devices, check_same, check_unchanged, describe, precision_warning
-from training.loop.evaluation import Evaluator
+from training.loop.evaluation import Evaluator, progress_reports
 from training.loop.last_step import LastStep
 from training.loop.local_data import LocalSchedule, schedule_for
 from training.loop.position import MOST_CUT_SHORT, EarlyStopping, Position
@@ -37,7 +37,7 @@ from training.numerics.randomness import seed_everything
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.optimization.backward import refuse_loss
 from training.optimization.optimizers import build_optimizer, set_learning_rate
-from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
+from training.records.events import SAVES_MODEL, Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
 from training.snapshots.member_snapshots import MemberSnapshots, Origin
@@ -121,15 +121,15 @@ class Trainer:
         self.strategy: Strategy = kind(context)
         self.strategy.set_optimizer(self.optimizer)
         self.layout.optimizer = self.optimizer
-        broken = self.profile.data.max_broken_share
-        self.samples = Samples(self.task, settings.seed, self.device, broken, self.name)
+        self.samples = Samples(self.task, settings.seed, self.device, self.profile.data.max_broken_share, self.name)
         ahead = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
+        self.report = progress_reports(self.emit, self.position, self.total_steps)
         self.evaluator = Evaluator(
             self.samples, self.layout.module, self.precision, self.exchange, self.profile.evaluation,
             self.member.batch_size, lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir,
-            self._name_of, self.local, layout=self.layout,
+            self._name_of, self.local, layout=self.layout, progress=self.report,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         self.last_step = LastStep(self.model, self.device, kind)
@@ -207,6 +207,7 @@ class Trainer:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
             if self.rank == min(self.layout.members(self.strategy, self.exchange)):
+                self.report(SAVES_MODEL, 0, None)
                 self.layout.save(self.run_dir)
             elif self.plan.own_folders and (problem := self.layout.save_copy(self.run_dir)):
                 self._warn(f"{self.member.name} {problem}")
@@ -302,8 +303,7 @@ class Trainer:
 
     def _evaluate_if_due(self) -> None:
         interval = self.profile.evaluation.interval_in(self.total_steps)
-        is_last = self.position.step >= self.total_steps
-        if interval and self.position.step >= self.position.next_evaluation and not is_last:
+        if interval and self.position.next_evaluation <= self.position.step < self.total_steps:
             with self.strategy.consensus():
                 synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
                 if self._evaluate([split for split in self.evaluator.splits if split == "validation"]):

@@ -74,8 +74,14 @@ class MemberEvent(_Event):
     message: Text = ""
 
 
+EVALUATES = "evaluating "
+"""Begin of the phase of an evaluation; the name of the split follows."""
+SAVES_MODEL = "saving the model"
+"""The phase of whoever saves the trained model."""
+
+
 class ProgressEvent(_Event):
-    """Work before the first step (feature extraction, downloads, compilation)."""
+    """Work that is no step: before the first one (feature extraction, downloads), evaluations, saving the model."""
 
     kind: Literal["progress"] = "progress"
     phase: Name

@@ -294,6 +294,13 @@ def read_plan(path: Path) -> RunPlan:
 Status = Literal["starting", "running", "paused", "completed", "failed", "cancelled"]
 FinalStatus = Literal["completed", "failed", "cancelled"]
 FINAL: tuple[FinalStatus, ...] = ("completed", "failed", "cancelled")
+
+
+def status_word(status: str) -> str:
+    """Return the word that people read for the status of a run."""
+    return "stopped" if status == "cancelled" else status
+
+
 RunType = Literal["local", "distributed"]
 _PACKAGES = ("muster-train", "torch", "transformers", "peft", "cryptography", "pydantic")
 

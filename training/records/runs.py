@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER, program
-from training.records.plan import FINAL, RunMetadata, RunPlan, Status
+from training.records.plan import FINAL, RunMetadata, RunPlan, Status, status_word
 from training.records.run_files import FolderLock, explain
 from training.records.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
 from training.records.run_index import other_folders
@@ -55,7 +55,8 @@ class RunSummary:
     @property
     def status_text(self) -> str:
         """The status, with the number of lost machines: ``completed, 1 lost``."""
-        return f"{self.status}, {len(self.lost)} lost" if self.lost else self.status
+        word = status_word(self.status)
+        return f"{word}, {len(self.lost)} lost" if self.lost else word
 
     @property
     def profile(self) -> str:
@@ -314,7 +315,8 @@ def filter_runs(
     Raises:
         BadInput: no such status, or no time.
     """
-    valid_statuses = (*get_args(Status), "interrupted", "damaged")
+    valid_statuses = (*map(status_word, get_args(Status)), "interrupted", "damaged")
+    statuses = [status_word(status) for status in statuses]
     for status in statuses:
         if status not in valid_statuses:
             raise BadInput(f"no status '{status}'", f"there are: {', '.join(valid_statuses)}")
@@ -322,7 +324,7 @@ def filter_runs(
     return [
         run
         for run in runs
-        if (not statuses or run.status in statuses)
+        if (not statuses or status_word(run.status) in statuses)
         and (not profile or run.profile == profile)
         and (begin is None or (run.started is not None and run.started >= begin))
     ]

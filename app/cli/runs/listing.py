@@ -32,7 +32,7 @@ from app.run_view.view import RunView, read_view
 from app.task_results import results_of
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.records.plan import SCRIPT
+from training.records.plan import SCRIPT, status_word
 from training.records.run_folder import RunFolder
 from training.records.runs import (
     RunSummary,
@@ -232,7 +232,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
     way = f", {metadata.strategy} over {metadata.engine}" if view.expected > 1 else ""
     lines = [
-        f"run       {metadata.run_id} ({run.status}{lost}, attempt {metadata.attempt})",
+        f"run       {metadata.run_id} ({status_word(run.status)}{lost}, attempt {metadata.attempt})",
         f"profile   {metadata.profile}",
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",

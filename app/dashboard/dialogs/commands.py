@@ -17,8 +17,8 @@ from textual.widgets import Static
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
-from app.run_view.headline import headline
-from app.run_view.run_state import status_word
+from app.run_view.headline import LAST_EVALUATION, end_stage, ending_order, headline, order_stage
+from app.run_view.view import RunView
 from app.shell.dialogs import CommandDialog, Dialog
 from app.shell.folding import Prose
 from app.shell.text import StatusMark, literal
@@ -28,6 +28,7 @@ from distributed.hosts.schema import Machine
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput, MusterError
 from training.records.events import RequestEvent
+from training.records.plan import status_word
 from training.records.run_files import is_live
 from training.run.requests.request_book import Action, leave_request
 
@@ -84,6 +85,15 @@ class Commands:
                 yield request.text, answer
 
 
+def without_effect(view: RunView) -> tuple[str, ...]:
+    """Return the requests that would do nothing: while the run stops, and after its last step."""
+    stage = end_stage(view.state)
+    if not stage and ending_order(view.state) != "Stopping":
+        return ()
+    changes = ("pause", "resume", "snapshot", "add", "drop")
+    return changes if not stage or stage.startswith(LAST_EVALUATION) else (*changes, "stop")
+
+
 class Proof:
     """Asks every machine, once the run has ended, whether any of its processes are left."""
 
@@ -126,10 +136,7 @@ class StopDialog(Dialog):
         picture = self._picture()
         lines = [StatusMark.DONE.show("the run was asked to stop")]
         if picture.live or not picture.read:
-            doing = "the current step ends, then a snapshot is written"
-            if picture.launched:
-                doing = "its script was asked to end and has 30 s to do so"
-            return Content("\n").join([*lines, StatusMark.WORKING.show(doing)])
+            return Content("\n").join([*lines, StatusMark.WORKING.show(order_stage(picture))])
         self._proof.ended.set()
         status = picture.state.status
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"

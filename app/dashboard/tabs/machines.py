@@ -32,7 +32,7 @@ COLUMNS = (
     TableColumn("share", "share", right=True, min_width=5, rank=6),
     TableColumn("time", "compute/wait", min_width=12),
     TableColumn("wait", "wait", right=True, min_width=5, rank=4),
-    TableColumn("transfer", "transfer", right=True, min_width=5, rank=8),
+    TableColumn("overlap", "overlap", right=True, min_width=5, rank=8),
     TableColumn("memory", "memory", right=True, min_width=6, rank=2),
     TableColumn("heat", "heat", right=True, min_width=4, rank=2),
     TableColumn("power", "power", right=True, min_width=5, rank=3),
@@ -44,6 +44,8 @@ _BAR = 12
 _TALL = 30
 """Height from which on the chart of samples/s is shown under the table."""
 _AWAY = ("lost", "failed", "left")
+_NOTICEABLE = 0.01
+"""Share of waiting from which on a machine holds the others up."""
 _SILENT = 5.0
 """Seconds of silence from which on they are coloured."""
 
@@ -53,7 +55,8 @@ class MachinesPane(Pane):
 
     ABOUT = (
         "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
-        "Transfer is the time exchanges were under way, hidden or not. Lag: steps behind the foremost. "
+        "Overlap: the share of the time in which it computed while exchanges were under way. Lag: steps behind the "
+        "foremost. "
         "Heat: of what it computes on. Power: what its meters measure, not the whole machine. "
         "Heard: time since its last message. '-' drops the machine under the cursor. With 120 columns its other "
         "figures, its curve and its newest log lines are shown beside the table."
@@ -114,7 +117,8 @@ def who_is_slow(picture: Picture) -> Content:
         alone = "one machine trained" if state.ended is not None else "one machine trains"
         return literal(alone if working else "no machine trains right now", "$text-muted")
     over = state.ended is not None
-    brake, share = slowest(state), f"{share_text(waiting_share(state) or 0.0)} of the time"
+    waiting = waiting_share(state) or 0.0
+    brake, share = slowest(state) if waiting >= _NOTICEABLE else None, f"{share_text(waiting)} of the time"
     if brake is None:
         went = "went" if over else "goes"
         exchanges = f"{share} {went} to exchanges (waiting for the network and for one another)"
@@ -170,7 +174,7 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal(share_text(rate / total) if rate is not None and total else "-"),
         shares_bar(member, _BAR) if busy else Content(""),
         literal(share_text(wait) if busy else "-"),
-        literal(share_text(transfer) if busy else "-"),
+        literal(share_text(max(0.0, transfer - wait)) if busy else "-"),
         literal("-") if not memory else literal(memory_text(memory), "$text-warning" if full else ""),
         literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
         literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),

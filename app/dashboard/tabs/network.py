@@ -144,10 +144,11 @@ def none_yet(picture: Picture) -> str:
         return _NONE_YET
     interval, total = settings.verify_interval, state.total_steps
     following = (state.step // interval + 1) * interval if interval else None
-    listed = f"One in {interval} is listed" if interval else "The last is listed"
-    if following is None or (total is not None and following >= total):
-        return f"Every step has a synchronisation. {listed}: the first at the end of the run."
-    return f"Every step has a synchronisation. {listed}: the first at step {following}."
+    listed = f"one in {interval} is listed here" if interval else "the last one is listed here"
+    when = "when the run ends"
+    if following is not None and (total is None or following < total):
+        when = f"at step {following}"
+    return f"The machines synchronise in every step; {listed}, the first {when}."
 
 
 def synchronisations(picture: Picture) -> int:

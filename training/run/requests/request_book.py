@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from profiles.errors import BadInput
 from training.records.events import Event, RequestEvent, RunEvent
+from training.records.plan import status_word
 from training.records.run_files import explain_errors, private_folder, write_atomically
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
@@ -128,7 +129,7 @@ class RequestBook:
             BadInput: it cannot be carried out; the message says why.
         """
         if self._over:
-            raise BadInput(f"the run is {self._over}")
+            raise BadInput(f"the run is {status_word(self._over)}")
         if self._stopping and request.action not in ("stop", "kill"):
             raise BadInput("the run is stopping")
         if request.action == "pause" and self._paused:
@@ -173,9 +174,11 @@ class RequestBook:
         self._over = status
         entries, self._open = self._open.values(), {}
         fulfilled_actions = {"stop", "kill"} if status == "cancelled" else set()
-        explanation = message or f"the run is {status}"
+        refusal = f"the run is {status_word(status)}"
         return [
-            e.request.event("done" if e.request.action in fulfilled_actions else "refused", explanation)
+            e.request.event("done", message or refusal)
+            if e.request.action in fulfilled_actions
+            else e.request.event("refused", refusal)
             for e in entries
         ]
 

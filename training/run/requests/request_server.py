@@ -11,7 +11,7 @@ from typing import Protocol
 
 from profiles.errors import BadInput, MusterError
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
-from training.records.plan import MemberPlan, RunPlan
+from training.records.plan import MemberPlan, RunPlan, status_word
 from training.run.requests.request_book import Outcome, Request, RequestBook, take_requests
 from training.run.run_controller import RunController
 
@@ -196,9 +196,10 @@ class RequestServer:
     def _end_all(self, event: RunEvent) -> None:
         """Answer all open requests: the run is over."""
         self.close()
-        self._tell(*self._book.close(event.status, f"the run is {event.status}: {event.message}".removesuffix(": ")))
+        ended = f"the run is {status_word(event.status)}"
+        self._tell(*self._book.close(event.status, f"{ended}: {event.message}".removesuffix(": ")))
         for request in take_requests(self._run_dir):
-            self._tell(request.event("refused", f"the run is {event.status}"))
+            self._tell(request.event("refused", ended))
 
     # -------------------------------------------------------------------------------------------------------- answers
 
