@@ -210,7 +210,7 @@ class PlainProgress(ProgressDisplay):
         self._start = clock()
         self._due: dict[str, float] = {}
         self._window = (self._start, 0)
-        self._dropped = 0
+        self._dropped, self._newest_dropped = 0, ""
 
     def __enter__(self) -> ProgressDisplay:
         self._line(self._title)
@@ -259,11 +259,12 @@ class PlainProgress(ProgressDisplay):
         if count < PLAIN_BURST:
             self._line(text)
         else:
-            self._dropped += 1
+            self._dropped, self._newest_dropped = self._dropped + 1, text
 
     def _tell_dropped(self) -> None:
         if self._dropped:
-            self._line(f"... and {counted(self._dropped, 'more message')}, kept in events.jsonl")
+            more = f"... and {counted(self._dropped, 'more message')}, kept in events.jsonl"
+            self._line(self._newest_dropped if self._dropped == 1 else more)
             self._dropped = 0
 
     def _line(self, text: str) -> None:

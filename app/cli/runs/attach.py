@@ -276,12 +276,11 @@ def logs(
     """Write the logs of a run's processes to stdout, each line with its machine.
 
     Raises:
-        BadInput: no such run, or its folder holds no logs.
+        BadInput: no such run.
     """
     path = find_run(output, run)
     if not follow and not any(log.stat().st_size for log in (path / "logs").glob("*.log")):
-        hint = f"look at the run: {command_about(path, 'runs', 'show')}"
-        raise BadInput(f"run {path.name}: nothing was logged in {path}", hint)
+        say(f"run {path.name}: its machines wrote no log; what happened in it: {command_about(path, 'runs', 'show')}")
     with contextlib.suppress(KeyboardInterrupt):
         for line in log_lines(path, lambda: follow and is_live(path)):
             show_line(line)

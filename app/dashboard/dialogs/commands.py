@@ -136,7 +136,9 @@ class StopDialog(Dialog):
         picture = self._picture()
         lines = [StatusMark.DONE.show("the run was asked to stop")]
         if picture.live or not picture.read:
-            return Content("\n").join([*lines, StatusMark.WORKING.show(order_stage(picture))])
+            heard = ending_order(picture.state) == "Stopping"
+            doing = order_stage(picture) if heard else "the run has not answered yet"
+            return Content("\n").join([*lines, StatusMark.WORKING.show(doing)])
         self._proof.ended.set()
         status = picture.state.status
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"

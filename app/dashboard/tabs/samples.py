@@ -9,7 +9,8 @@ from app.shell.dialogs import Dialog
 from app.shell.text import literal
 from training.tasks.outputs.showcase import Sample, Showcase
 
-_LEGEND = "Words that were not said are red, left out ones in brackets."
+_LEGEND = "Words that were not said stand in asterisks, left out ones in brackets."  # seen without colours, too
+_MARKED = {"wrong": "*{}*", "left out": "({})"}
 _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 
 
@@ -53,6 +54,6 @@ def _heading(kind: str, sample: Sample) -> Content:
 
 
 def _line(name: str, text: list[TextPiece]) -> Content:
-    marked = [(f"({words})" if mark == "left out" else words, _STYLES[mark]) for words, mark in text]
+    marked = [(_MARKED.get(mark, "{}").format(words), _STYLES[mark]) for words, mark in text]
     words = [literal(short(name, words, 400), style) for words, style in marked]
     return Content.assemble((f"{name:8}", "$text-muted"), Content(" ").join(words))
