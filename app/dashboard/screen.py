@@ -158,8 +158,7 @@ class DashboardScreen(BaseScreen):
             screen_keys = tuple(
                 Key("p", "pause", "Resume", "Resume training.") if key.key == "p" else key for key in screen_keys
             )
-        if self._alive:
-            screen_keys = tuple(key for key in screen_keys if key.action not in without_effect(self.picture))
+        screen_keys = tuple(key for key in screen_keys if key.action not in without_effect(self.picture))
         return (screen_keys[0], *pane_keys, *screen_keys[1:])
 
     def _keys_after_the_end(self) -> tuple[Key, ...]:
@@ -381,7 +380,7 @@ class DashboardScreen(BaseScreen):
 
     def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
         wrong = "this is a replay" if self._replay else ""
-        if self._alive and action in without_effect(self._reader.picture):
+        if action in without_effect(self._reader.picture):
             wrong = "the run is ending: this would do nothing"
         wrong = wrong or self.commands.ask(action, time.time(), machine, entry)
         if wrong:

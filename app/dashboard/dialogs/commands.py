@@ -88,7 +88,7 @@ class Commands:
 def without_effect(view: RunView) -> tuple[str, ...]:
     """Return the requests that would do nothing: while the run stops, and after its last step."""
     stage = end_stage(view.state)
-    if not stage and ending_order(view.state) != "Stopping":
+    if view.state.ended is not None or (not stage and ending_order(view.state) != "Stopping"):
         return ()
     changes = ("pause", "resume", "snapshot", "add", "drop")
     return changes if not stage or stage.startswith(LAST_EVALUATION) else (*changes, "stop")
