@@ -250,7 +250,8 @@ class RunReader:
         picture, timeline = self._current, self._current.state.timeline
         new_entries = {*newest(timeline, "lost"), *newest(timeline, "back")} - self._logged
         self._logged |= new_entries
-        return [(picture.name(entry.member), entry.time, entry.text) for entry in sorted(new_entries)]
+        named = [(picture.name(entry.member), entry) for entry in sorted(new_entries)]
+        return [(name, entry.time, entry.text.removeprefix(f"{name} ")) for name, entry in named]
 
     def _look_at_showcase(self, file: Path) -> None:
         try:
