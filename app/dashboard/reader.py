@@ -140,6 +140,7 @@ class RunReader:
             state=self._state_in_the_end(snapshot, live),
             now=self._source.now() if self._source is not None else time.time(),
             live=live,
+            replayed=self._given_source is not None,
             heard={rank: now - at for rank, at in heard.items()},
         )
 

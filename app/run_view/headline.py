@@ -248,7 +248,7 @@ def _slower_than_alone(view: RunView) -> tuple[str, ...]:
         return ()
     alone, start = f"{machine_text(time.alone)} alone", starting_seconds_in(state.attempts)
     word = f"Slower than {alone} ({ratio:.2f}x)"
-    pays = start is not None and left.seconds - left.doubt > ratio * left.seconds + start
+    pays = not view.replayed and start is not None and left.seconds - left.doubt > ratio * left.seconds + start
     return (word, f"stop it and train on {alone}") if pays else (word,)
 
 

@@ -38,6 +38,8 @@ class RunView:
     """The plan with its predictions; ``None``: the run was started without one, or it cannot be read."""
     live: bool = True
     """Whether a process works on the run."""
+    replayed: bool = False
+    """Whether it is played again: nothing can be done about it."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Figures that were written at the end of the run."""
     comparison: PredictionComparison | None = None

@@ -67,6 +67,7 @@ END = f"done {clock_text(BEGAN + 1000, BEGAN)} ±1 min"
 
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     told = words(settled(), BEGAN + 60, time=SLOW)
+    assert ADVICE not in words(settled(), BEGAN + 60, time=SLOW, replayed=True)
     assert told.startswith(f"Slower than studio alone (0.80x) · 3/3 machines · {ADVICE} · {END}")
 
 
