@@ -24,6 +24,7 @@ from app.wizard.state.launch_records import LaunchRow
 from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, MachineRow, PlanPreview
 from app.wizard.state.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
+from training.records.plan import status_word
 from training.records.run_files import is_live
 from training.records.runs import summarise
 
@@ -269,7 +270,7 @@ class LaunchScreen(StepScreen):
         run = Path(state.launch.value.run)
         if not state.started or not run.is_dir():
             return super().question(state)
-        return "The run goes on" if is_live(run) else f"The run has ended: {summarise(run).status}"
+        return "The run goes on" if is_live(run) else f"The run has ended: {status_word(summarise(run).status)}"
 
     def head(self, state: WizardState) -> Content:
         return failure(state.launch)

@@ -203,7 +203,7 @@ def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -
         folder.finish("cancelled", {})
 
     async def ended(pilot: Pilot[Any]) -> None:
-        assert "The run has ended: cancelled" in text(pilot.app)
+        assert "The run has ended: stopped" in text(pilot.app)
         assert "background" not in text(pilot.app)
 
     run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
