@@ -55,8 +55,7 @@ class RunSummary:
     @property
     def status_text(self) -> str:
         """The status, with the number of lost machines: ``completed, 1 lost``."""
-        word = status_word(self.status)
-        return f"{word}, {len(self.lost)} lost" if self.lost else word
+        return status_word(self.status) + (f", {len(self.lost)} lost" if self.lost else "")
 
     @property
     def profile(self) -> str:
@@ -316,15 +315,14 @@ def filter_runs(
         BadInput: no such status, or no time.
     """
     valid_statuses = (*map(status_word, get_args(Status)), "interrupted", "damaged")
-    statuses = [status_word(status) for status in statuses]
-    for status in statuses:
+    for status in map(status_word, statuses):
         if status not in valid_statuses:
             raise BadInput(f"no status '{status}'", f"there are: {', '.join(valid_statuses)}")
     begin = _moment(since) if since else None
     return [
         run
         for run in runs
-        if (not statuses or status_word(run.status) in statuses)
+        if (not statuses or status_word(run.status) in map(status_word, statuses))
         and (not profile or run.profile == profile)
         and (begin is None or (run.started is not None and run.started >= begin))
     ]
