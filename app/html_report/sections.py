@@ -110,7 +110,7 @@ def _story(evidence: Evidence) -> str:
 
 def machines(evidence: Evidence) -> str:
     """Return the table of the members and their work."""
-    header = ("rank", "machine", "device", "state", "batch", "steps", "samples", "compute", "wait", "transfer")
+    header = ("rank", "machine", "device", "state", "planned batch", "steps", "samples", "compute", "wait", "transfer")
     rows = []
     hosts = {host.get("rank"): host for host in evidence.metadata.hosts}
     members, energy = evidence.state.members, evidence.state.joules is not None
