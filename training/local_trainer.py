@@ -25,6 +25,7 @@ from training.records.events import Event
 from training.records.plan import RunPlan
 from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
+from training.records.run_index import remember
 from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.narration import RunNarrator
@@ -250,7 +251,10 @@ class LocalTrainer(ObjectTrainer):
         plan = plan_local_run(profile, simulated or profile.run.workers, simulated=simulated > 0)
         if self._cluster is not None:
             plan = self._cluster.with_clock(plan)
-        return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
+        output = Path(profile.run.output_dir)
+        run_folder = RunFolder.create(output, plan, ["LocalTrainer.fit"])
+        remember(output)
+        return self._carry_out(run_folder, job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
         return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)

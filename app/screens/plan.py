@@ -199,7 +199,7 @@ def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
         ("time", _time(plan), ""),
         *[("encrypted", f"{StatusMark.OK.symbol} {text}", StatusMark.OK.style) for text in plan.encrypted],
         *[("plaintext", f"{StatusMark.WARNING.symbol} {text}", StatusMark.WARNING.style) for text in plan.in_clear],
-        ("data", plan.staying, ""),
+        ("data", plan.about_data, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
         ("command", _SAVE_FIRST if unsaved else "", "$text-warning"),

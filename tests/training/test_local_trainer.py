@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.files.resolve import profile_from_options
+from profiles.installation import RUNS_FOLDER
 from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
 from tests.lab.processes import is_dead, line_of
@@ -28,6 +29,7 @@ from tests.waiting import until
 from training.local_trainer import OBJECTS, LocalTrainer, write_objects
 from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.run_folder import RunFolder
+from training.records.run_index import other_folders
 from training.run.local_plan import plan_local_run
 from training.run.outcome import RunOutcome
 from training.run.requests.request_book import leave_request
@@ -68,6 +70,7 @@ def test_fit_returns_the_trained_model_and_tells_how_far_it_is(
     assert trainer.outcome is not None
     assert trainer.outcome.metrics["after"]["validation"]["loss"] < 0.1
     assert nn.functional.mse_loss(model(torch.ones(1, 4)), torch.tensor([[4.0]])).item() < 1.0
+    assert tmp_path in other_folders(RUNS_FOLDER)  # so `runs list` has the run, wherever the script was started
     told = capsys.readouterr().err
     assert all(part in told for part in ("training of 120 steps", "step 120/120, loss ", "validation: ", "completed"))
 

@@ -56,6 +56,9 @@ def test_a_row_says_what_its_machine_prepares_and_how_far_it_is(tmp_path: Path) 
     features = ProgressEvent(member=0, phase="preparing the recordings (train)", done=300, total=3880)
     row, other = grid(started, features).launch(tmp_path).rows
     assert (row.phase, other.phase) == ("preparing the recordings (train) 300/3880", "")
+    later = features.model_copy(update={"time": features.time + 60.0, "done": 1880})
+    phase = grid(started, features, later).launch(tmp_path).rows[0].phase
+    assert phase == "preparing the recordings (train) 1880/3880, 1:16 left"
     assert grid(started, features, MemberEvent(member=0, status="ready")).launch(tmp_path).rows[0].phase == ""
 
 

@@ -117,6 +117,7 @@ def launch(
     with failed_start_notified(job.title):
         prepared_hosts, devices = devices_of(listed_hosts, prepare, processes_per_machine)
         run_folder = RunFolder.create(output, plan_of(job, devices, output), sys.argv, run_type="distributed")
+        remember(output)
         save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
     return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
 

@@ -198,8 +198,8 @@ def plan_lines(state: WizardState) -> Iterator[str]:
     yield f"  time: {' '.join(plan.time) or 'not measured; m measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
-    if plan.staying:
-        yield f"  data: {plan.staying}"
+    if plan.about_data:
+        yield f"  data: {plan.about_data}"
     yield f"  saved as profile: {plan.profile}"
     saving = " (works once saved: Enter saves and starts, s only saves)" if is_unsaved(state) else ""
     yield f"  command: {plan.command}{saving}"

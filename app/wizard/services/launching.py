@@ -24,6 +24,7 @@ from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
 from profiles.installation import program_words
+from profiles.quantities import duration_text
 from profiles.trackers import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan
@@ -33,6 +34,8 @@ from training.tasks.published_models import usable_profile
 See = Callable[[LaunchProgress], None]
 STEPS = ("checked", "code and data", "program", "joined", "first step")
 _CHECKED, _BROUGHT, _STARTED, _JOINED, _TRAINS = range(1, len(STEPS) + 1)
+_PACE_AFTER = 3.0
+"""Seconds of a phase from which on its pace counts."""
 _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
@@ -118,6 +121,8 @@ class Grid:
         self.problems: dict[int, tuple[str, str]] = {}
         self.phases: dict[int, str] = {}
         """What each member prepares, with its progress."""
+        self._phase_starts: dict[int, ProgressEvent] = {}
+        """First report of the phase of each member."""
 
     def take(self, event: Event) -> None:
         """Apply one event."""
@@ -128,7 +133,11 @@ class Grid:
             return
         self.done[rank] = max(self.done[rank], reached)
         if isinstance(event, ProgressEvent):
-            self.phases[rank] = phase_text(event.phase, event.done, event.total)
+            begun = self._phase_starts.get(rank)
+            if begun is None or begun.phase != event.phase:
+                begun = self._phase_starts[rank] = event
+            text = phase_text(event.phase, event.done, event.total)
+            self.phases[rank] = ", ".join(filter(None, (text, _left(begun, event))))
         elif reached:
             self.phases.pop(rank, None)
         if isinstance(event, ErrorEvent):
@@ -150,6 +159,14 @@ class Grid:
             row = _row(name, count, status, problem, tail(path / "logs", name) if problem else ())
             rows.append(row if problem else replace(row, phase=self.phases.get(rank, "")))
         return LaunchProgress(STEPS, tuple(rows), str(path))
+
+
+def _left(begun: ProgressEvent, event: ProgressEvent) -> str:
+    """Return how long a phase still takes at the pace since its first report: ``1:23 left``; empty: not known yet."""
+    done, seconds = event.done - begun.done, event.time - begun.time
+    if not event.total or done <= 0 or seconds < _PACE_AFTER or event.done >= event.total:
+        return ""
+    return f"{duration_text(seconds / done * (event.total - event.done))} left"
 
 
 def _reached(event: Event) -> int:

@@ -251,7 +251,7 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if run is not None and run.in_clear else (),
-        staying=DATA_STAY if profile.data.local_data else "",
+        about_data=_about_data(profile),
         profile=saved.name,
         files=tuple(map(relative_path, saved.files)),
         command=command_line(*saved.arguments),
@@ -274,6 +274,13 @@ def _remarks(run: RunPlan | None) -> tuple[str, ...]:
         if run is not None and (remark := warm_up_remark(run)):
             return (f"Warning: {remark}.",)
     return ()
+
+
+def _about_data(profile: Profile) -> str:
+    """Return where the data stay, and what is done with them before the first step; empty: nothing to be said."""
+    staying = DATA_STAY if profile.data.local_data else ""
+    preparing = "recordings new to a machine are prepared there first, once" if profile.model.trait == "speech" else ""
+    return "; ".join(filter(None, (staying, preparing)))
 
 
 def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:
