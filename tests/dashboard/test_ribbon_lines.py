@@ -115,7 +115,8 @@ def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
 
 def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     state, time = ran(), prediction().time
-    assert headline(view_of(state, 15.0, time=time)).details[-2:] == ("promised in 0:05", "pc alone in 0:17")
+    going = replace(state, total_steps=40)
+    assert headline(view_of(going, 15.0, time=time)).details[-2:] == ("promised in 0:05", "pc alone in 0:17")
     ended = completed(state)
     took = "trained 0:20 (0:20 promised; pc alone 0:32)"
     assert headline(view_of(ended, 40.0, time=time)).details == ("step 20/20", took)
