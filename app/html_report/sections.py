@@ -274,8 +274,8 @@ def result(evidence: Evidence) -> str:
         step, none = evidence.state.resume_step, "<p>This run has no finished model.</p>"
         if not evidence.resume_command or evidence.summary.status not in UNFINISHED:
             return reached + none
-        resume_command = command("distributed-train", "--resume", str(evidence.path.resolve()))
-        return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{resume_command}"
+        following = f"<pre>{text(evidence.resume_command)}</pre>"
+        return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{following}"
     model_facts = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     model = str(evidence.model.resolve())
     verb, *objects = results_of(evidence.metadata.task).usage or [""]

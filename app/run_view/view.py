@@ -20,6 +20,7 @@ from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import finished_model
+from training.run.local_plan import trains_objects
 from training.run.outcome import RunOutcome
 from training.tasks.outputs.showcase import Showcase
 
@@ -103,14 +104,19 @@ class RunView:
 
     @property
     def resume_command(self) -> str:
-        """The command that continues the run from its snapshots; empty: it cannot be resumed.
+        """The command that continues the run from its snapshots, or what to call in its script; empty: it cannot be
+        resumed.
 
         In the tour's nothing trained: it is recorded.
         """
         plan = self.plan
         if plan is None or plan.is_script or is_of_tour(plan.profile.name):
             return ""
-        return "" if self.state.resume_step is None else command_about(self.path, "distributed-train", "--resume")
+        if self.state.resume_step is None:
+            return ""
+        if trains_objects(plan):
+            return f'fit(resume="{self.path}")'
+        return command_about(self.path, "distributed-train", "--resume")
 
     def name(self, rank: int) -> str:
         """Return the name of a member: its own, the planned one, or its rank."""

@@ -133,9 +133,12 @@ class MachinesScreen(StepScreen):
         self.app.push_screen(TextDialog("Add a machine", about, accept="Add", problem_of=refusal), self._added)
 
     def _added(self, text: str | None) -> None:
-        if text is not None:
-            self.do(actions.add_machine(text.strip()))
-            self._select(f"typed:{' '.join(text.split())}")
+        if text is None:
+            return
+        name = text.strip().casefold()
+        listed = next((row.key for row in self.state.machines.rows if name in (row.name.casefold(), *row.names)), None)
+        self.do(actions.add_machine(text.strip()) if listed is None else actions.pick(listed, True))
+        self._select(listed or f"typed:{' '.join(text.split())}")
 
     def draw(self) -> None:
         """Draw, keeping the cursor on a machine whose row was merged into the one that answers at its address."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,10 @@ def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, resumable: b
         ended = EndedRun.of(outcome, folder.plan(), state)
         assert ("--resume" in failure_hint(ended)) is resumable
         assert bool(document(ended)["resume_command"]) is resumable
+        model = ended.plan.profile.model.model_copy(update={"task": "custom", "model_path": ""})
+        profile = ended.plan.profile.model_copy(update={"model": model})
+        of_objects = replace(ended, plan=ended.plan.model_copy(update={"profile": profile}))
+        assert of_objects.resume_command == (f'fit(resume="{folder.path}")' if resumable else "")
         (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
         assert ("fit(resume=" in failure_of(outcome).hint) is resumable
 

@@ -138,6 +138,12 @@ def _check_own_pace(profile: Profile) -> None:
         raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
 
 
+def trains_objects(plan: RunPlan) -> bool:
+    """Whether model and data are objects of a script, which alone can resume the run (``fit(resume=...)``)."""
+    model = plan.profile.model
+    return model.trait == "own code" and not model.model_path and plan.launch is None
+
+
 def balances(plan: RunPlan) -> bool:
     """Whether the shares of a run follow the speed of its members."""
     choice = plan.profile.run.balance

@@ -36,7 +36,7 @@ from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
 from training.records.runs import find_run, plan_to_resume
-from training.run.local_plan import plan_local_run, with_workers
+from training.run.local_plan import plan_local_run, trains_objects, with_workers
 from training.run.processes import BackgroundProcess
 from training.run.run_controller import RunController
 from training.tasks.published_models import hub_notes, models_here
@@ -196,6 +196,9 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     changes = request.overrides.keys() - {"output_dir", "workers", "layout", "hosts"}
     path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
     plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
+    if trains_objects(plan):
+        message = f"run {plan.run_id} trains objects of a script, which alone can resume it"
+        raise BadInput(message, f'call in that script: fit(resume="{path}")')
     if request.profile and request.profile != profile:
         raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
     if changes:

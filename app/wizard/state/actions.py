@@ -184,7 +184,7 @@ def add_machine(state: State, text: str) -> State:
         entry = typed_machine(text)
     except BadInput:
         return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
-    if text in state.answers.typed or text.casefold() in {name for row in state.machines.rows for name in row.names}:
+    if text in state.answers.typed:
         return state.noting(f"{quoted} is listed already")
     row = MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
     machines = replace(state.machines, rows=(*state.machines.rows, row))
