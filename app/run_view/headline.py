@@ -177,7 +177,8 @@ def lag(state: RunState, member: MemberState) -> int:
 
 
 def slowest(state: RunState) -> MemberState | None:
-    """Return the member that the others wait for: at least a tenth more compute time a step than the median.
+    """Return the member that the others wait for: at least a tenth more compute time a step than the median, and it
+    waits less than they do.
 
     ``None`` where no member stands out.
     """
@@ -186,7 +187,9 @@ def slowest(state: RunState) -> MemberState | None:
     if len(times) < 2:
         return None
     rank = max(times, key=lambda r: times[r])
-    return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
+    others = statistics.fmean(member.shares[1] for member in working if member.rank != rank)
+    is_awaited = times[rank] > 1.1 * statistics.median(times.values()) and state.members[rank].shares[1] < others
+    return state.members[rank] if is_awaited else None
 
 
 def waiting_share(state: RunState) -> float | None:

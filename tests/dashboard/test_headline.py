@@ -182,3 +182,5 @@ def test_who_computes_longest_holds_the_others_up() -> None:
     brake = slowest(state)
     assert brake is not None
     assert (brake.rank, lag(state, brake)) == (2, 2)
+    waits_itself = [*steps(1, 20, ranks=(0, 1)), *steps(1, 18, ranks=(2,), compute=1.5, wait=1.5)]
+    assert slowest(reduce_events([*started(), *waits_itself])) is None

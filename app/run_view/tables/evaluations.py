@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from app.console import visible
@@ -76,12 +77,18 @@ def _worsened(state: RunState) -> Iterator[str]:
 
 
 def learnt_by_heart(state: RunState) -> Iterator[str]:
-    """Yield a sentence for a held-out split whose loss rises while that of training goes on falling."""
+    """Yield a sentence for a held-out split whose loss rises, by more than it went up and down before, while that of
+    training goes on falling."""
     trained = of_run(state.curves, "loss").points()
     for split in [name for name in ("validation", "test") if name in state.evaluations][:1]:
         points = [point for point in of_run(state.curves, evaluation_series(split, "loss")).points() if point.step > 0]
         best = min(points, key=lambda point: point.mean, default=None)
-        if best is None or points[-1].mean <= _CLEARLY * best.mean:
+        if best is None:
+            continue
+        before = [point.mean for point in points if point.step <= best.step]
+        since = [point.mean for point in points if point.step > best.step]
+        noise = max((later - earlier for earlier, later in pairwise(before)), default=0.0)
+        if min(since[-2:], default=0.0) <= _CLEARLY * best.mean + max(0.0, noise):
             continue
         then = [point.mean for point in trained if point.step <= best.step]
         if then and trained[-1].mean < then[-1] / _CLEARLY:
