@@ -74,7 +74,7 @@ def test_a_sampler_that_has_no_length_is_refused_with_what_to_do() -> None:
 
 
 def test_a_loader_that_the_script_has_split_itself_stays_as_it_is() -> None:
-    split = DistributedSampler(range(8), num_replicas=2, rank=1, shuffle=True, seed=5)  # type: ignore[arg-type]
+    split = DistributedSampler(range(8), num_replicas=2, rank=1, shuffle=True, seed=5)  # type: ignore[arg-type]  # its length is all it reads
     loader = PreparedLoader(DataLoader(range(8), batch_size=2, sampler=split), 1, 2, CPU, 1)
     first, second = taken(loader), taken(loader)
     assert len(first) == len(loader) == 2
@@ -85,7 +85,7 @@ def test_a_loader_that_the_script_has_split_itself_stays_as_it_is() -> None:
 def test_batches_that_the_data_make_themselves_are_dealt_out(sampler: Any) -> None:
     """``batch_size=None``, with which other launchers fail."""
     data = [torch.full((3,), number) for number in range(4)]
-    loader = DataLoader(data, batch_size=None, sampler=sampler(data))  # type: ignore[arg-type]
+    loader = DataLoader(data, batch_size=None, sampler=sampler(data))  # type: ignore[arg-type]  # of batches, as torch allows
     first, second = of_both(loader)
     drawn = [batch[0] for batch in taken(first) + taken(second)]
     assert sorted(drawn) == [0, 1, 2, 3] and len(first) == 2

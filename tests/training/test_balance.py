@@ -230,7 +230,8 @@ def test_snapshots_of_one_step_tell_who_held_the_last_report() -> None:
         def state(self, step: int) -> dict[str, Any]:
             return self._state
 
-    rounds = [HeldSnapshots.of(Store(state), "", lambda strategy: 1).rounds for state in states]  # type: ignore[arg-type]
+    stores = [Store(state) for state in states]
+    rounds = [HeldSnapshots.of(store, "", lambda _: 1).rounds for store in stores]  # type: ignore[arg-type]  # a fake store
     assert rounds == [{30: 4}, {30: 3}, {30: 1}]
 
 

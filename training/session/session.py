@@ -240,7 +240,7 @@ class Session:
         self._between_steps()
         for part in self._parts:
             part.begin_step()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         self._losses.append(loss.detach())
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:

@@ -68,7 +68,8 @@ def parts_of_loader(loader: DataLoader[Any], title: str) -> tuple[Any, Any, dict
     """
     sampler, batches = loader.sampler, loader.batch_sampler
     kind = type(sampler) if type(batches) is BatchSampler else type(batches)
-    is_plain = kind is SequentialSampler or (kind is RandomSampler and len(sampler) == len(loader.dataset))  # type: ignore[arg-type]
+    is_whole = kind is RandomSampler and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]  # it is sampled
+    is_plain = kind is SequentialSampler or is_whole
     if isinstance(loader.dataset, IterableDataset) or (is_plain and not getattr(sampler, "replacement", False)):
         collate = None if loader.collate_fn is default_collate else loader.collate_fn
         return loader.dataset, collate, {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
