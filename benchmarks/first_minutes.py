@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from app.cli.approval import read_hosts
 from app.run_view.figures import start_line
+from app.run_view.run_state import state_of
 from app.screens.app import WizardApp
 from app.wizard.engine import Wizard
 from app.wizard.services.services import Services
@@ -42,6 +43,7 @@ from profiles.errors import counted
 from tests.lab.lab import Lab
 from tests.screens.pilot import run, until
 from tests.screens.terminal import Terminal
+from tests.waiting import until as until_value
 from training.records.run_folder import RunFolder
 
 PATIENCE = 900.0
@@ -107,7 +109,9 @@ def hosts(folder: Path) -> dict[str, float]:
             run(app, drive)
         finally:
             wizard.close()
-        print(f"{keys} keys; phases of the launch: {start_line(RunFolder.open(runs[0]).events())}")
+        launched = RunFolder.open(runs[0])
+        attempt = until_value(lambda: (last := state_of(launched).attempts[-1]).trains_since and last)
+        print(f"{keys} keys; stages of the start: {start_line(launched.events(), attempt)}")
         # its supervisor would wait for machines that are gone
         stop = [sys.executable, str(ROOT / "cli_typer.py"), "stop", str(runs[0]), "--kill"]
         subprocess.run(stop, cwd=ROOT, check=False)
