@@ -120,8 +120,7 @@ def theirs(setting: Setting, name: str, seed: int, model: nn.Module, exogym: Pat
         cursor = schedule.after(cursor, sizes)
         rows += [setting.train[one] for together in zip(*slices, strict=True) for one in together]  # it deals them out
     course = [
-        learning_rate_at(step, setting.steps, setting.warm_up, setting.schedule, 1.0)  # type: ignore[arg-type]  # a name of a schedule
-        for step in range(setting.steps)
+        learning_rate_at(step, setting.steps, setting.warm_up, setting.schedule, 1.0) for step in range(setting.steps)
     ]
     job = setting.job | {
         "strategy": name.partition(",")[0],

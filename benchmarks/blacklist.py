@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -40,7 +40,7 @@ def cut_window(model: Path, folder: Path) -> Path:
     from speech.whisper.model import WhisperModelWrapper
 
     wrapper = WhisperModelWrapper(ModelSettings(model_path=str(model)))
-    whisper = wrapper.build()
+    whisper: Any = wrapper.build()
     positions = SECONDS * 50
     table = whisper.get_parameter("model.encoder.embed_positions.weight")[:positions].detach().clone()
     encoder = whisper.get_submodule("model.encoder")

@@ -53,17 +53,25 @@ def starter(engine: str, rank: int, address: str, secrets: str) -> Callable[[str
     from training.exchange.codecs import codec_by_name
     from training.exchange.group.join_config import JoinConfig
     from training.exchange.mean.mesh_member import MeshMember
+    from training.exchange.mean.mesh_operations import MeshOperation
 
     if engine == "run":
         own = Path(secrets) / f"member-{rank}"
         exchange = MeshMember(JoinConfig(address, own, RUN, rank, 2, f"m{rank}", "127.0.0.1")).join(CONNECT_WITHIN)
         fp32 = codec_by_name("fp32")
-        return lambda name, values: exchange.start_mean(name, values, 1.0, fp32).done
+
+        def start(name: str, values: Any) -> Callable[[], bool]:
+            operation = exchange.start_mean(name, values, 1.0, fp32)
+            assert isinstance(operation, MeshOperation)
+            return operation.done
+
+        return start
     import torch.distributed as dist
 
-    dist.init_process_group(engine, store=dist.FileStore(address, 2), rank=rank, world_size=2)
+    store = dist.FileStore(address, 2)  # type: ignore[attr-defined]  # not in its list of names
+    dist.init_process_group(engine, store=store, rank=rank, world_size=2)
     # asked for in the background it is never None
-    return lambda _, values: dist.all_reduce(values, async_op=True).is_completed  # type: ignore[union-attr]
+    return lambda _, values: dist.all_reduce(values, async_op=True).is_completed
 
 
 def member(engine: str, rank: int, address: str, secrets: str) -> None:

@@ -51,7 +51,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             os.environ.update(MUSTER_CERTIFICATES=f"{secrets}/member-{rank}", MUSTER_RUN_ID=RUN)
         if backend == "muster":
             import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
-        store = torch.distributed.FileStore(address, world)
+        store = torch.distributed.FileStore(address, world)  # type: ignore[attr-defined]  # not in its list of names
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
         kept = torch.empty(0)
 

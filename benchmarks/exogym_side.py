@@ -168,7 +168,8 @@ def prepare(members: int, apart: bool) -> Turns:
         setattr(dist, name, turns.operation(name))
     dist.get_world_size = lambda: members  # type: ignore[assignment]  # members take turns
     dist.destroy_process_group = lambda: None  # type: ignore[assignment]  # there is none
-    trainer.mp.spawn, trainer._build_connection = turns.spawn, lambda config: None
+    vars(trainer).update(_build_connection=lambda config: None)
+    trainer.mp.spawn = turns.spawn
     whole = node.train
 
     def train(self: Any) -> Any:

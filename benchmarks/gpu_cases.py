@@ -84,7 +84,7 @@ class Gpt(nn.Module):
         self.gpt: Any = GPT2LMHeadModel(config)
 
     def forward(self, input_ids: torch.Tensor, labels: Any = None) -> torch.Tensor:
-        return self.gpt(input_ids=input_ids, labels=input_ids).loss  # type: ignore[no-any-return]
+        return self.gpt(input_ids=input_ids, labels=input_ids).loss
 
 
 def texts(tiny: bool, count: int) -> list[torch.Tensor]:
@@ -179,7 +179,7 @@ def hf_trainer(model: nn.Module, setting: Setting) -> float:
     class Clock(TrainerCallback):
         times: list[float] = []  # noqa: RUF012
 
-        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step in (setting.warm, setting.warm + setting.steps):
                 wait_for(setting.device)
                 self.times.append(time.perf_counter())

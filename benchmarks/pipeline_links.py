@@ -124,7 +124,8 @@ def stage_process(rank: int, host: tuple[int, str], folder: str, mbit: float, re
     import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
 
     torch.set_num_threads(1)
-    store, timeout = dist.FileStore(f"{folder}/store-{mbit:g}", len(NAMES)), timedelta(seconds=300)
+    path, timeout = f"{folder}/store-{mbit:g}", timedelta(seconds=300)
+    store = dist.FileStore(path, len(NAMES))  # type: ignore[attr-defined]  # not in its list of names
     dist.init_process_group("muster", store=store, rank=rank, world_size=len(NAMES), timeout=timeout)
     best = [min(steps(case, rank, mbit, repeats), key=lambda figures: figures.seconds) for case in (WARM_UP, *CASES)]
     dist.destroy_process_group()
@@ -154,7 +155,7 @@ def steps(case: Case, rank: int, mbit: float, repeats: int) -> Iterator[StageFig
     first = torch.randn(SHAPE, requires_grad=True)
 
     def forward(_: int, arrived: Tensors) -> Tensors | torch.Tensor:
-        hidden = Pause.apply(arrived[0] if arrived else first)  # type: ignore[no-untyped-call]
+        hidden = Pause.apply(arrived[0] if arrived else first)
         return hidden.sum() if rank == len(NAMES) - 1 else (hidden,)
 
     group = dist.group.WORLD

@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 
 from distributed.hosts.file import save_hosts
-from tests.distributed.muster_runs import Muster, until
+from tests.distributed.muster_runs import Muster
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
+from tests.waiting import until
 from training.records.events import StepEvent
 
 STRANGER = Path(__file__).resolve().parent.parent / "tests" / "distributed" / "stranger.py"
@@ -81,8 +82,7 @@ def step_seconds(muster: Muster, run_id: str, first: int, last: int, members: in
     """Let the run go on from ``first`` to ``last`` and return the median seconds of a step between them."""
     muster.let_pass(last)
     for rank in range(members):
-        # mypy cannot infer a lambda with a default, which binds this turn's rank
-        until(lambda r=rank: any(s >= last for s, _ in muster.losses(run_id, r)), PATIENCE)  # type: ignore[misc]
+        until(lambda r=rank: any(s >= last for s, _ in muster.losses(run_id, r)), PATIENCE)
     # The first steps of a stretch begin at the gate.
     times = [e.time for e in muster.events(run_id) if isinstance(e, StepEvent) and e.member == 0 and e.step > first + 1]
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))

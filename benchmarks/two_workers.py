@@ -15,11 +15,12 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from local_runs import train
 
 SKIP = 20
-CASES = {
+CASES: dict[str, tuple[int, set[int], dict[str, Any]]] = {
     "one worker, one core": (1, {0}, {}),
     "allreduce fp32": (2, {0, 1}, {"strategy": "allreduce"}),
     "allreduce bf16": (2, {0, 1}, {"strategy": "allreduce", "codec": "bf16"}),

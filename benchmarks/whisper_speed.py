@@ -33,7 +33,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from benchmarks.whisper_memory import SHAPES, shaped
 from profiles.optimisation import TrainingSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
-from speech.whisper.task import SpeechData, SpeechSample, WhisperTask
+from speech.whisper.samples import SpeechData, SpeechSample
+from speech.whisper.task import WhisperTask
 from training.exchange.base import SoloExchange
 from training.hardware.device import select_device
 from training.loop.trainer import Trainer

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from job import Job, parse
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo
 

@@ -65,7 +65,7 @@ class Job:
             rate = learning_rate_at(step, total, self.settings.warmup_steps, self.settings.lr_schedule, self.peak)
             set_learning_rate(self.optimizer, rate)
             loss = self.task.loss(model, batches.micro_batches[0])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
