@@ -1,20 +1,29 @@
-"""The newest lines of a run's logs, all machines together, in bounded memory and with bounded work a poll.
+"""The lines of a run's logs, all machines together: the newest in bounded memory (:class:`LogBook`), or everything.
 
-Of a file that grows too fast, only the newest part is read, and a line says how much was left out. The files have
-everything.
+Of a file that grows too fast, a book reads only the newest part, and a line says how much was left out.
+:func:`log_lines` has everything.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
+from time import sleep
 from typing import Literal
 
+from app.run_view.run_state import reduce_events
+from app.run_view.timeline import TimelineEntry, TimelineTrack
+from app.run_view.view import RunView
 from profiles.quantities import bytes_text
+from training.records.event_log import follow_events, follow_lines
+from training.records.events import ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
 
 KEPT_LINES = 1000
 """Most lines of one file, so that a verbose one does not displace the others."""
@@ -23,6 +32,9 @@ BYTES_A_LOOK = 1 << 16
 """Most bytes of one file that are read in one poll."""
 LONGEST_LINE = 2000
 MOST_FILES = 256
+_POLL = 0.2
+_CHANGING = MemberEvent | ProgressEvent | ErrorEvent | WarningEvent
+"""Events from which losses and returns follow."""
 
 Level = Literal["error", "warning", "info"]
 _ERROR = re.compile(r"error\b|exception\b|\b(critical|fatal|traceback)\b", re.IGNORECASE)
@@ -54,31 +66,46 @@ class LogBook:
         self.lines: tuple[LogLine, ...] = ()
         """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
 
-    def look(self, changes: Sequence[tuple[str, float, str]] = ()) -> bool:
+    def look(self, changes: Iterable[tuple[str, str]] = ()) -> bool:
         """Read new lines; return whether there were any.
 
         Args:
-            changes: machine, Unix time and text of changes of members since the last call: a machine that is lost
-                writes no line of its own.
+            changes: machine and text of what its own log lacks (:class:`MemberChanges`), since the last call.
         """
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
-        new_lines = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
-        for machine, at, text in changes:
-            new_lines.append((machine, f"{datetime.fromtimestamp(at).astimezone().isoformat()} {text}"))
-        noted = {(machine, text) for machine, _, text in changes}
-        for machine, time, text in _by_time(new_lines):
+        new_lines = list(_by_time([*((tail.machine, tail.look()) for tail in self._files.values()), *_each(changes)]))
+        for machine, line in new_lines:
             self._number += 1
-            level: Level = "warning" if (machine, text) in noted else level_of(text)
+            time, text = time_of(line)
             machine_lines = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
-            machine_lines.append(LogLine(self._number, machine, text, level, time))
+            machine_lines.append(LogLine(self._number, machine, text, level_of(text), time))
         if new_lines:
             all_lines = sorted(
                 (line for machine_lines in self._lines.values() for line in machine_lines), key=lambda line: line.number
             )
             self.lines = tuple(all_lines[-KEPT_IN_ALL:])
         return bool(new_lines)
+
+
+class MemberChanges:
+    """The losses and returns of a run's members as lines of its logs: a machine that is lost writes none of its own."""
+
+    def __init__(self) -> None:
+        self._noted: set[TimelineEntry] = set()
+
+    def since_last(self, view: RunView) -> list[tuple[str, str]]:
+        """Return machine and line of each change since the last call."""
+        tracks = [view.state.timeline.get(kind, TimelineTrack()) for kind in ("lost", "back")]
+        entries = {entry for track in tracks for entry in track.entries} - self._noted
+        self._noted |= entries
+        return [(name, _change_line(entry, name)) for entry in sorted(entries) if (name := view.name(entry.member))]
+
+
+def _change_line(entry: TimelineEntry, name: str) -> str:
+    moment = datetime.fromtimestamp(entry.time, timezone.utc).isoformat(timespec="milliseconds")
+    return f"{moment.removesuffix('+00:00')}Z WARNING {entry.text.removeprefix(f'{name} ')}"
 
 
 class _Tail:
@@ -131,18 +158,53 @@ def _text(line: bytes) -> str:
     return text + "..." if len(shown) > LONGEST_LINE else text
 
 
-def _by_time(lines: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, str]]:
-    """Sort the lines of several files by their times.
+def log_lines(view: RunView, goes_on: Callable[[], bool], changes: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield machine and text of all lines in a run's logs, those of several machines by their times, and wait for more.
+
+    Args:
+        goes_on: whether to wait.
+        changes: whether losses and returns of members stand among them.
+    """
+    readers: dict[Path, Iterator[bytes]] = {}
+    events, noted = follow_events(view.path / "events.jsonl", goes_on), MemberChanges()
+    while True:
+        is_last = not goes_on()
+        for path in sorted((view.path / "logs").glob("*.log")):
+            readers.setdefault(path, follow_lines(path, goes_on))
+        if changes:
+            new_events = itertools.takewhile(lambda event: event is not None or is_last, events)  # noqa: B023
+            view = replace(view, state=reduce_events((e for e in new_events if isinstance(e, _CHANGING)), view.state))
+        sources = [(path.stem, map(_whole_text, itertools.takewhile(bool, lines))) for path, lines in readers.items()]
+        yield from _by_time([*sources, *_each(noted.since_last(view))])
+        if is_last:
+            return
+        sleep(_POLL)
+
+
+def _each(changes: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    return [(machine, [text]) for machine, text in changes]
+
+
+def _whole_text(line: bytes) -> str:
+    """Return what a terminal would show of a line."""
+    return line.decode(errors="replace").rstrip().rpartition("\r")[2]
+
+
+def _by_time(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, str]]:
+    """Merge the lines of several machines by their times; yield machine and line.
 
     A line without a time follows the last one of its machine that has one.
     """
-    latest: dict[str, float] = {}
-    keyed = []
-    for machine, text in lines:
-        time, message = time_of(text)
-        latest[machine] = time if time is not None else latest.get(machine, 0.0)
-        keyed.append((latest[machine], machine, time, message))
-    return [(machine, time, text) for _, machine, time, text in sorted(keyed, key=lambda row: row[0])]
+    streams = [_timed(machine, lines) for machine, lines in sources]
+    return (row[1:] for row in heapq.merge(*streams, key=itemgetter(0)))
+
+
+def _timed(machine: str, lines: Iterable[str]) -> Iterator[tuple[float, str, str]]:
+    latest = 0.0
+    for line in lines:
+        time, _ = time_of(line)
+        latest = latest if time is None else time
+        yield latest, machine, line
 
 
 def time_of(text: str) -> tuple[float | None, str]:

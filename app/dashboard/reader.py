@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.dashboard.log_book import LogBook, LogLine
+from app.dashboard.log_book import LogBook, LogLine, MemberChanges
 from app.follow import Follower
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
 from app.run_view.ribbon import series_of_run
 from app.run_view.run_series import Series, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
-from app.run_view.timeline import TimelineEntry, newest
 from app.run_view.view import EndedRun, RunView
 from distributed.planning.documents.document import Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
@@ -101,8 +100,7 @@ class RunReader:
         """Time since which every poll found that no process holds the run; ``None``: the newest one found one."""
         self._live = True
         self._logs = LogBook(path / "logs")
-        self._logged: set[TimelineEntry] = set()
-        """Losses and returns of members that are among the lines of the logs."""
+        self._member_changes = MemberChanges()
         self._showcase_of = 0
         """Modification time of the samples that are shown, in ns."""
         self._former: list[Path] | None = None
@@ -239,20 +237,12 @@ class RunReader:
                     with contextlib.suppress(BadInput):
                         self._note(**{name: read(path / file)})
             self._look_at_showcase(path / FOLDER / NAME)
-            if self._current.read and self._logs.look(self._member_changes()):
+            if self._current.read and self._logs.look(self._member_changes.since_last(self._current)):
                 self._note(lines=self._logs.lines)
             if self._live and now - self._marked > MARKED:
                 self._marked = now
                 self._leave_mark()
             self._closed.wait(LOOK)
-
-    def _member_changes(self) -> list[tuple[str, float, str]]:
-        """Return machine, time and text of the losses and returns of members since the last call."""
-        picture, timeline = self._current, self._current.state.timeline
-        new_entries = {*newest(timeline, "lost"), *newest(timeline, "back")} - self._logged
-        self._logged |= new_entries
-        named = [(picture.name(entry.member), entry) for entry in sorted(new_entries)]
-        return [(name, entry.time, entry.text.removeprefix(f"{name} ")) for name, entry in named]
 
     def _look_at_showcase(self, file: Path) -> None:
         try:

@@ -146,7 +146,7 @@ def test_a_lost_machine_and_its_return(folder: RunFolder) -> None:
             folder.append(event)
         await until(pilot, lambda: "2/3" not in lines(app)[2] and "root cause" not in text(app))
         await until_text(pilot, "all machines, all levels: 2 lines")
-        assert "air lost: silent for 5 s" in text(app)
+        assert "air WARNING lost: silent for 5 s" in text(app)
         await pilot.press("6")
         await until_text(pilot, "air is back")
 

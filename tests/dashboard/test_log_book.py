@@ -1,12 +1,26 @@
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dashboard.log_book import BYTES_A_LOOK, KEPT_LINES, LONGEST_LINE, LogBook, level_of, time_of
+from app.cli.main import main
+from app.dashboard.log_book import (
+    BYTES_A_LOOK,
+    KEPT_LINES,
+    LONGEST_LINE,
+    LogBook,
+    MemberChanges,
+    level_of,
+    time_of,
+)
+from app.run_view.view import read_view
+from tests.report.report_runs import write_run
+from training.records.events import MemberEvent
 
 
 def write(folder: Path, name: str, text: bytes) -> None:
@@ -75,6 +89,30 @@ def test_lines_that_say_their_time_are_merged_by_it(tmp_path: Path) -> None:
     write(tmp_path, "a", b"2026-01-01T09:00:00.500Z first\n2026-01-01T09:00:03Z third\n")
     write(tmp_path, "b", b"2026-01-01T09:00:01Z second\nof two lines\n")
     assert texts(LogBook(tmp_path)) == ["a: first", "b: second", "b: of two lines", "a: third"]
+
+
+def test_the_command_writes_what_the_tab_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The machines' lines by their times, and among them the losses and returns that no machine logs itself."""
+    begun = [MemberEvent(member=rank, time=0.0, status="started", name=f"m{rank}") for rank in (0, 1)]
+    lost = [MemberEvent(member=1, time=86_400.0 + n, status="lost", message=f"silent {n}") for n in (1, 4)]
+    back = [MemberEvent.model_validate({"member": 1, "time": 86_402.0, "status": s}) for s in ("started", "ready")]
+    folder = write_run(tmp_path, [*begun, lost[0], *back, lost[1]])
+    write(folder / "logs", "m0", b"1970-01-02T00:00:00Z first\n  and more\n1970-01-02T00:00:03Z ERROR third\n")
+    write(folder / "logs", "m1", b"1970-01-02T00:00:01.500Z second\r\n")
+    assert main(["logs", folder.name[:20], "--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        *("m0: 1970-01-02T00:00:00Z first", "m0:   and more"),
+        "m1: 1970-01-02T00:00:01.000Z WARNING lost: silent 1",
+        "m1: 1970-01-02T00:00:01.500Z second",
+        "m1: 1970-01-02T00:00:02.000Z WARNING is back",
+        "m0: 1970-01-02T00:00:03Z ERROR third",
+        "m1: 1970-01-02T00:00:04.000Z WARNING lost: silent 4",
+    ]
+    book = LogBook(folder / "logs")
+    book.look(MemberChanges().since_last(read_view(folder)))
+    assert [f"{line.machine}: {line.text}" for line in book.lines] == [re.sub(r"1970\S+ ", "", line) for line in lines]
+    assert [line.level for line in book.lines][2:] == ["warning", "info", "warning", "error", "warning"]
 
 
 def test_a_time_is_taken_in_the_zone_that_the_line_names() -> None:

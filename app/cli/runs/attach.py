@@ -16,6 +16,7 @@ import typer
 from app.cli.arguments import OUTPUT, AnyRun, Ascii, Detach, Json, Output
 from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
+from app.dashboard.log_book import log_lines
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
 from app.report import completed_lines, document, failure_hint, stopped_line, title_of
@@ -23,10 +24,10 @@ from app.run_view.last_visit import Visit
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.timeline import run_sentence
-from app.run_view.view import EndedRun
+from app.run_view.view import EndedRun, RunView
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode
-from training.records.event_log import follow_lines, newest_number, read_events
+from training.records.event_log import newest_number, read_events
 from training.records.events import ENGINE, Event, RunEvent, TimingEvent
 from training.records.plan import SCRIPT
 from training.records.run_files import is_live
@@ -273,35 +274,29 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: Output = OUTPUT,
 ) -> ExitCode:
-    """Write the logs of a run's processes to stdout, each line with its machine.
+    """Write the logs of a run's processes, with lost and returned machines, to stdout, each line with its machine.
 
     Raises:
         BadInput: no such run.
     """
-    path = find_run(output, run)
-    if not follow and not any(log.stat().st_size for log in (path / "logs").glob("*.log")):
-        say(f"run {path.name}: its machines wrote no log; what happened in it: {command_about(path, 'runs', 'show')}")
+    folder, plan, is_empty = RunFolder.open(find_run(output, run)), None, True
+    with contextlib.suppress(BadInput):
+        plan = folder.plan()
+    view = RunView(folder.path, plan=plan, metadata=folder.metadata)
     with contextlib.suppress(KeyboardInterrupt):
-        for line in log_lines(path, lambda: follow and is_live(path)):
+        for line in log_texts(view, lambda: follow and is_live(view.path)):
             show_line(line)
+            is_empty = False
+    if is_empty and not follow:
+        words = f"run {view.path.name}: its machines wrote no log, and none was lost"
+        say(f"{words}; what happened in it: {command_about(view.path, 'runs', 'show')}")
     return ExitCode.DONE
 
 
-def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
-    """Yield the log lines in a run's folder, each with its machine, and wait for more while the run is live."""
-    readers: dict[Path, Iterator[bytes]] = {}
-    while True:
-        last_round = not goes_on()
-        for log in sorted((path / "logs").glob("*.log")):
-            for line in readers.setdefault(log, follow_lines(log, goes_on)):
-                if line:
-                    text = line.decode(errors="replace").rstrip().rpartition("\r")[2]  # what a terminal would show
-                    yield f"{log.stem}: {visible(text)}"
-                elif not last_round:
-                    break
-        if last_round:
-            return
-        time.sleep(0.2)
+def log_texts(view: RunView, goes_on: Callable[[], bool], changes: bool = True) -> Iterator[str]:
+    """Yield each line in a run's logs with its machine; see :func:`app.dashboard.log_book.log_lines`."""
+    for machine, text in log_lines(view, goes_on, changes):
+        yield f"{machine}: {visible(text)}"
 
 
 # --------------------------------------------------------------------------------------------------------------- replay

@@ -25,7 +25,7 @@ from app.cli.arguments import (
     TrustNew,
 )
 from app.cli.machines.access import prepare_options
-from app.cli.runs.attach import STOPPING_SCRIPT, leave, log_lines, tell
+from app.cli.runs.attach import STOPPING_SCRIPT, leave, log_texts, tell
 from app.cli.terminal import answer, heard_by, somebody
 from app.cli.train.local_run import run_to_end
 from app.cli.train.torchrun import MEETING, check_nodes, check_restarts, process_count, processes_here, refuse_meeting
@@ -33,7 +33,7 @@ from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
 from app.report import document, leftovers_text, title_of
-from app.run_view.view import EndedRun
+from app.run_view.view import EndedRun, RunView
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
@@ -235,7 +235,7 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
     over = threading.Event()
 
     def show() -> None:
-        for line in log_lines(path, lambda: not over.is_set()):
+        for line in log_texts(RunView(path), lambda: not over.is_set(), changes=False):
             show_line(line)
 
     reader = threading.Thread(target=show, daemon=True)
