@@ -7,10 +7,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves it out
 
-from profiles.bootstrap import end_process, ensure_environment
+from profiles.bootstrap import end_process, ensure_environment, hold_keys
 
 if __name__ == "__main__":
     ensure_environment(__file__)
+    hold_keys(sys.argv[1:] or ["--help"])
 
 from app.cli.main import main
 

@@ -11,7 +11,7 @@ from profiles.bootstrap import end_process, ensure_environment, hold_keys
 
 ensure_environment(__file__)
 if __name__ == "__main__":
-    hold_keys(sys.argv[1:])
+    hold_keys(["wizard", *sys.argv[1:]])
 
 from app.cli.wizard import main  # noqa: E402 - the environment has to be known to be there
 

@@ -24,6 +24,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiles.bootstrap import release_keys
 from profiles.errors import StoppedByUser
 from profiles.installation import command_about as command_about
 from profiles.installation import command_line as command_line
@@ -110,6 +111,7 @@ def say_error(message: str, hint: str = "") -> None:
 
 def answered_yes(question: str) -> bool:
     """Ask the person at the terminal a question; only ``y`` and ``yes`` count as yes."""
+    release_keys()
     say(f"{question} [y/N] ")
     with ctrl_c_heard():
         if threading.current_thread() is not threading.main_thread():

@@ -17,7 +17,7 @@ import shlex
 import signal
 import sys
 from types import FrameType, TracebackType
-from typing import Any, List, NoReturn, Optional, Type
+from typing import Any, Dict, List, NoReturn, Optional, Type
 
 PACKAGES = (
     "accelerate av certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
@@ -26,6 +26,15 @@ PACKAGES = (
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"
 """Environment variable of a restarted process, so that it never restarts once more."""
+
+_HELD = "MUSTER_TERMINAL_MODES"
+"""Environment variable with the terminal's input and local modes from before keys were held."""
+_SCREENS = ("", "wizard", "tour", "attach", "replay", "demo-run")
+"""Commands that open a screen; those of ``runs`` are called with that word or without."""
+_WITH_VALUE = ("--output", "--hosts", "--profile", "--demo")
+"""Options before a command whose next word is a value."""
+_SCREENLESS = frozenset(["--plain", "--json", "--detach", "--at-once", "--help", "-h", "--help-all", "--version"])
+"""Options with which these commands open none."""
 
 
 _exit_codes: List[int] = []
@@ -92,38 +101,86 @@ def restore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def opens_screen(arguments: List[str]) -> bool:
+    """Whether a command line opens a screen, if its options are right and the terminal can show one.
+
+    Args:
+        arguments: of ``muster``; those of a script begin with the command that the script is.
+    """
+    options = [word.partition("=")[0] for word in arguments if word.startswith("-")]
+    words: List[str] = []
+    for before, word in zip(["", *arguments], arguments):
+        if not word.startswith("-") and before not in _WITH_VALUE:
+            words.append(word)
+    command = words[1] if words[:1] == ["runs"] and len(words) > 1 else "".join(words[:1])
+    is_training = command in ("train", "distributed-train") and "--dashboard" in options
+    return (command in _SCREENS or is_training) and not _SCREENLESS.intersection(options)
+
+
 def hold_keys(arguments: List[str]) -> None:
-    """Keep what is typed while the first screen loads for that screen, until :func:`release_keys` or the end of this
+    """Keep what is typed while a command's screen loads for that screen, until :func:`release_keys` or the end of this
     process. The terminal would show it, and turn Enter into another key.
 
     Args:
-        arguments: of the command line; others than those of a screen without questions before it hold nothing.
+        arguments: as for :func:`opens_screen`; other commands hold nothing.
     """
-    is_screen = arguments in ([], ["tour"]) and sys.stdin.isatty() and sys.stdout.isatty()
-    if not is_screen or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+    inherited = os.environ.pop(_HELD, "")
+    if not opens_screen(arguments) or not (sys.stdin.isatty() and sys.stdout.isatty() and _in_foreground()):
+        return
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return
     import termios
 
-    before = termios.tcgetattr(sys.stdin.fileno())
-    held = list(before)
-    held[0] &= ~termios.ICRNL
-    held[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, held)
+    try:
+        before = termios.tcgetattr(sys.stdin.fileno())
+        if inherited:
+            before[0], before[3] = map(int, inherited.split(","))
+        held = list(before)
+        held[0] &= ~termios.ICRNL
+        held[3] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, held)
+    except (OSError, ValueError, termios.error):  # the terminal is gone
+        return
     _terminal_modes.append(before)
     atexit.register(release_keys)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, release_and_end)
+
+
+def held_keys() -> Dict[str, str]:
+    """Return the environment variable by which a program that replaces this process goes on holding keys."""
+    return {_HELD: ",".join(str(_terminal_modes[-1][index]) for index in (0, 3))} if _terminal_modes else {}
 
 
 def release_keys() -> None:
-    """Give the terminal the modes that it had before :func:`hold_keys`."""
+    """Give the terminal the modes that it had before :func:`hold_keys`: nothing is held from here on."""
     if not _terminal_modes:
         return
     import termios
 
-    while _terminal_modes:
-        try:
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, _terminal_modes.pop())
-        except (OSError, ValueError, termios.error):  # the terminal is gone
-            continue
+    before = _terminal_modes.pop()
+    if not _in_foreground():  # a shell that stopped this process has its own modes again
+        return
+    try:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)
+    except (OSError, ValueError, termios.error):  # the terminal is gone
+        return
+
+
+def _in_foreground() -> bool:
+    """Whether this process may set the modes of its terminal: one in the background would be stopped for it."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # it is not the terminal of this session: nobody is stopped
+        return True
+
+
+def release_and_end(number: int, frame: Optional[FrameType]) -> None:
+    """End by the signal, as without a handler."""
+    release_keys()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _exit_quietly(number: int, frame: Optional[FrameType]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.console import say
-from profiles.bootstrap import release_keys
+from profiles.bootstrap import held_keys
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.installation import can_train, setup_line, training_environment
@@ -23,9 +23,8 @@ def hand_over(arguments: Sequence[str]) -> None:
     """Replace this process by the training environment's Python, if this one cannot train and there is one; else
     return."""
     if not can_train() and (environment := training_environment()):
-        variables = {**os.environ, "PYTHONPATH": environment["code"], "PYTHONSAFEPATH": "1"}
+        variables = {**os.environ, "PYTHONPATH": environment["code"], "PYTHONSAFEPATH": "1", **held_keys()}
         python = environment["python"]
-        release_keys()
         os.execve(python, [python, "-m", "muster", *arguments], variables)
 
 

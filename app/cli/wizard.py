@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from app.cli.spellings import is_hosts, is_profile
 from app.console import can_only_print, say, say_error
-from profiles.bootstrap import restore_interrupts
+from profiles.bootstrap import release_keys, restore_interrupts
 from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.installation import demo_line, program, wizard_line
 
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
             from app.wizard.plain.plain import run_plain
 
             restore_interrupts()
+            release_keys()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
         from app.cli.runs.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without

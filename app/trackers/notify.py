@@ -29,6 +29,7 @@ from app.run_view.timeline import ENDINGS, with_reason
 from app.trackers.kinds import TrackedRun
 from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
+from profiles.bootstrap import release_and_end
 from profiles.errors import BadInput, StoppedByUser
 from profiles.installation import NOTIFICATION_TARGET
 from training.records.event_log import newest_number
@@ -110,14 +111,15 @@ def _stopped_by_signals() -> Iterator[None]:
         raise StoppedByUser("the terminal was closed" if number == signal.SIGHUP else "stopped by kill")
 
     in_main_thread = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if in_main_thread and signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP) if in_main_thread}
+    ending = {number: handler for number, handler in handlers.items() if handler in (signal.SIG_DFL, release_and_end)}
+    for number in ending:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in ending.items():
+            signal.signal(number, handler)
 
 
 def ending_text(status: str, details: str = "", early: bool = False) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from profiles import bootstrap
+from profiles.bootstrap import opens_screen
 from tests.preloaded.python import python_itself
 
 ROOT = Path(bootstrap.__file__).parents[1]
@@ -210,8 +211,9 @@ HOLD = """import os, sys; sys.path.insert(0, sys.argv.pop(1)); from profiles.boo
 hold_keys(sys.argv[1:]); print("held", flush=True); print(os.read(0, 1), os.read(0, 1))"""
 
 
-@pytest.mark.parametrize(("words", "enter"), [(["tour"], r"b'\r'"), (["runs", "list"], r"b'\n'")])
-def test_keys_before_the_first_screen_are_held_for_it_as_they_were_typed(words: list[str], enter: str) -> None:
+def held_by(*words: str, how: signal.Signals | None = None) -> tuple[str, int]:
+    """Return what a terminal shows of two keys typed before a command's screen, and how that ended; its modes are as
+    before then."""
     ours, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
     command = [sys.executable, "-c", HOLD, str(ROOT), *words]
@@ -219,10 +221,35 @@ def test_keys_before_the_first_screen_are_held_for_it_as_they_were_typed(words: 
         screen = b""
         while b"held" not in screen:
             screen += os.read(ours, 1000)
+        if how is not None:
+            process.send_signal(how)
         os.write(ours, b"w\r")
-        assert process.wait(60) == 0
-    rest = os.read(ours, 1000).decode()
-    assert rest.strip().endswith(f"b'w' {enter}") and rest.strip().startswith("b'w'") == (words == ["tour"])
+        code = process.wait(60)
+    rest = os.read(ours, 1000).decode() if how is None else ""
     assert termios.tcgetattr(terminal) == before
     os.close(ours)
     os.close(terminal)
+    return rest.strip(), code
+
+
+@pytest.mark.parametrize(("words", "enter"), [(["tour"], r"b'\r'"), (["runs", "list"], r"b'\n'")])
+def test_keys_before_the_first_screen_are_held_for_it_as_they_were_typed(words: list[str], enter: str) -> None:
+    shown, code = held_by(*words)
+    assert code == 0 and shown.endswith(f"b'w' {enter}") and shown.startswith("b'w'") == (words == ["tour"])
+
+
+def test_a_command_that_is_killed_before_its_screen_leaves_the_terminal_as_it_was() -> None:
+    assert held_by("attach", how=signal.SIGTERM) == ("", -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("line", "opens"),
+    [
+        ("", True), ("tour --demo 2", True), ("wizard --plain", False), ("--hosts a,b --ascii", True),
+        ("runs attach", True), ("runs --output here replay 23", True), ("attach 23 --json", False),
+        ("runs --output attach list", False), ("demo-run --speed 9", True), ("demo-run --at-once", False),
+        ("train demo --dashboard", True), ("train demo", False), ("runs attach --help", False), ("--version", False),
+    ],
+)  # fmt: skip
+def test_command_lines_that_open_a_screen(line: str, opens: bool) -> None:
+    assert opens_screen(line.split()) is opens

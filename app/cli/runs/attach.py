@@ -26,6 +26,7 @@ from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.timeline import run_sentence
 from app.run_view.view import EndedRun, RunView
 from distributed.run.returning import take_up
+from profiles.bootstrap import release_keys
 from profiles.errors import BadInput, ExitCode
 from training.records.event_log import newest_number, read_events
 from training.records.events import ENGINE, Event, RunEvent, TimingEvent
@@ -209,6 +210,7 @@ def show_run(
     Args:
         person: whether a user watches the output, given whether it is JSON.
     """
+    release_keys()  # there is no screen
     follower = Follower(path)
     write = ascii_lines() if ascii_only else None
     begun = next((event.time for event in read_events(path / "events.jsonl")), None)
