@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
-from app.run_view.headline import end_stage, remarks_on, start_stages
+from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
@@ -127,7 +127,9 @@ class ProgressPanel:
 
     def _status_line(self) -> Table:
         state = self.state
-        running = end_stage(state) or time_left_text(state, self.now)
+        stage, left = end_stage(state), time_left_text(state, self.now)
+        is_told = not stage or (stage.startswith(LAST_EVALUATION) and not left.startswith("0:00"))
+        running = ", ".join(filter(None, (stage, left if is_told else "")))
         status = running if state.status == "running" else state.status
         if self._resumes and (begun := state.attempts[-1].begun) is not None:
             status = f"starting for {duration_text(max(0.0, self.now - begun))}"

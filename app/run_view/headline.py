@@ -23,7 +23,10 @@ from training.records.events import EVALUATES, SAVES_MODEL
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 _SOON = 120.0
-"""Seconds to the end below which the time left is shown instead of the time of day."""
+"""Seconds to the end below which a run is no longer judged."""
+_SHORT = 3600.0
+"""Seconds of a run, as promised, below which its end is shown as the time left, in longer ones as the time of day: in
+one form throughout."""
 _STOPPED_BY_USER = ("stopped by the user", "ended by the user")
 """Reasons of members that have left, where all are to."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
@@ -78,31 +81,32 @@ def headline(view: RunView) -> RunHeadline:
     if state.status == "starting" or not (view.launched or any(member.step for member in states)):
         return RunHeadline("starting", "Starting", (present, *start_stages(state)))
     stage = end_stage(state, far=view.plan is not None and view.plan.own_folders)
-    figures, spare = ((stage,), ()) if stage else _times(view)
+    end = _done_at(view)
+    is_told = bool(end) and stage.startswith(LAST_EVALUATION) and not end[0].endswith(" 0:00")
+    figures, spare = ((stage, *(end if is_told else ())), ()) if stage else _times(view, end)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"
         omitted = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
         return RunHeadline("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
     if stage:
-        return RunHeadline("starting", "Finishing", (present, stage))
+        return RunHeadline("starting", "Finishing", (present, *figures))
     if silent:
         return RunHeadline("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = remarks_on(state)
     if verdict := _slower_than_alone(view):
-        return RunHeadline("warning", verdict[0], (present, *verdict[1:], *remarks, *figures), spare=spare)
-    details = (present, *remarks, *figures)
+        details = (present, *end, *verdict[1:], *remarks, *figures[len(end) :])
+        return RunHeadline("warning", verdict[0], details, spare=spare)
+    details = (present, *end, *remarks, *figures[len(end) :])
     return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
 
 
-def _times(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _times(view: RunView, end: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the texts of when the run ends, beside its promise and one machine alone, and those of them that are left
-    out where there is no room: never the first one."""
-    end = _done_at(view.state, view.now)
-    soon = end.startswith("done in") if end else None
-    predicted, alone, stages = _promised(view, soon), _alone(view, soon), stages_times_text(view.state)
-    figures = tuple(detail for detail in (end, predicted, alone, stages) if detail)
-    return figures, tuple(detail for detail in (stages, predicted, alone) if detail in figures[1:])
+    out where there is no room: never the end."""
+    promised, alone, stages = _promised(view), _alone(view), stages_times_text(view.state)
+    figures = (*end, *filter(None, (promised, alone, stages)))
+    return figures, tuple(detail for detail in (stages, promised, alone) if detail in figures[1:])
 
 
 def ending_order(state: RunState) -> Literal["Stopping", "Pausing", ""]:
@@ -280,31 +284,40 @@ def _slowdown_of_alone(view: RunView, name: str) -> float:
     return max(1.0, statistics.fmean(step.compute for step in member.window) / forecasts[name])
 
 
-def _done_at(state: RunState, now: float) -> str:
-    left = state.time_left(now)
+def _done_at(view: RunView) -> tuple[str, ...]:
+    """Return the text of when the run ends; empty: unknown."""
+    left = view.state.time_left(view.now)
     if left is None or not _is_near(left.seconds + left.doubt):
-        return ""
-    if left.seconds < _SOON:
-        return f"done in {duration_text(left.seconds)}"
-    return f"done {clock_text(now + left.seconds, now)} ±{max(1, round(left.doubt / 60))} min"
+        return ()
+    doubt = round(left.doubt / 60)
+    if _is_short(view):
+        return (f"done in {duration_text(left.seconds)}" + (f" ±{doubt} min" if doubt else ""),)
+    return (f"done {clock_text(view.now + left.seconds, view.now)} ±{max(1, doubt)} min",)
 
 
-def _promised(view: RunView, soon: bool | None) -> str:
+def _is_short(view: RunView) -> bool:
+    """Whether ends are shown as times left: judged by what does not change, the promise, where there is one."""
+    left = view.state.time_left(view.now)
+    seconds = view.time.seconds if view.time else 0.0
+    return (seconds or view.seconds + (left.seconds if left else 0.0)) < _SHORT
+
+
+def _promised(view: RunView) -> str:
     """Return the text of the end that the plan promised."""
     end = _end_after(view.time.seconds, view) if view.time else None
     if end is None:
         return ""
-    moment = _moment(end, view.now, soon)
+    moment = _moment(end, view)
     return f"promised end was {moment}" if moment.endswith(" ago") else f"promised {moment}"
 
 
-def _alone(view: RunView, soon: bool | None) -> str:
+def _alone(view: RunView) -> str:
     """Return the text of when the best machine alone would be done, had it begun with the run."""
     time = view.time
     end = _end_after(time.alone_seconds, view) if time else None
     if time is None or end is None:
         return ""
-    fewer, moment = " (fewer samples)" if time.fixed_steps else "", _moment(end, view.now, soon)
+    fewer, moment = " (fewer samples)" if time.fixed_steps else "", _moment(end, view)
     done = "would have ended " if moment.endswith(" ago") else ""
     return f"{machine_text(time.alone)} alone {done}{moment}{fewer}"
 
@@ -319,11 +332,12 @@ def _is_near(seconds: float) -> bool:
     return math.isfinite(seconds) and abs(seconds) < 30 * 86_400
 
 
-def _moment(moment: float, now: float, soon: bool | None) -> str:
-    """Return ``in 1:20`` or ``14:03``; ``soon``: whether the run's own end has the first form, to be comparable."""
-    if soon or (soon is None and abs(moment - now) < _SOON):
-        return f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
-    return clock_text(moment, now)
+def _moment(moment: float, view: RunView) -> str:
+    """Return ``in 1:20`` or ``14:03``, in the form of the run's own end, to be comparable."""
+    if not _is_short(view):
+        return clock_text(moment, view.now)
+    seconds = moment - view.now
+    return f"in {duration_text(seconds)}" if seconds > 0 else f"{duration_text(-seconds)} ago"
 
 
 def _silence(state: RunState, now: float) -> float:

@@ -27,6 +27,7 @@ from app.run_view.run_series import newest as newest_value
 from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
 from training.records.attempts import Attempts, attempts_after, seconds_in
 from training.records.events import (
+    EVALUATES,
     AnswerEvent,
     ElectionEvent,
     ErrorEvent,
@@ -204,7 +205,9 @@ class RunState:
         slowest = max(working, key=lambda member: member.seconds_to_advance or 0.0)
         pace = slowest.seconds_to_advance or 0.0
         since = max(0.0, now - slowest.window[-1].time)
-        left = steps * pace + evaluations - min(since, pace if steps else evaluations)
+        if not steps:
+            return TimeLeft(self._last_evaluations_left(evaluations, now), 0.0)
+        left = steps * pace + evaluations - min(since, pace)
         return TimeLeft(max(0.0, left), steps * pace * slowest.relative_doubt)
 
     @property
@@ -214,6 +217,18 @@ class RunState:
             for split, results in self.evaluations.items()
             if ".local-" not in split  # members evaluate their own weights at the same time
         )
+
+    def _last_evaluations_left(self, seconds: float, now: float) -> float:
+        """Return the seconds that the evaluations after the last step still take: ``seconds``, as they took before, or
+        more, at the pace of the one under way."""
+        ended = [results.last.time for results in self.evaluations.values() if results.last.step >= self.step]
+        since = now - max([*ended, *(member.window[-1].time for member in self.members.values() if member.window)])
+        left = max(0.0, seconds - max(0.0, since))
+        evaluating = [m for m in self.members.values() if m.active and m.phase.startswith(EVALUATES) and m.phase_total]
+        for member in evaluating:
+            if member.phase_done and since > 0:
+                left = max(left, since * ((member.phase_total or 0) / member.phase_done - 1))
+        return left
 
     @property
     def weights_differ(self) -> bool:

@@ -12,6 +12,7 @@ from profiles.quantities import clock_text
 from training.records.events import (
     SAVES_MODEL,
     ErrorEvent,
+    EvaluationEvent,
     Event,
     MachineEvent,
     MemberEvent,
@@ -56,19 +57,27 @@ def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
     assert words(going(), time=time).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
 
 
+def test_ends_keep_one_form_in_a_run_and_are_times_of_day_in_a_long_one() -> None:
+    time, clock = RunTime(4000.0, "studio", 5000.0, 12.0), clock_text(BEGAN + 4000, BEGAN)
+    ends = f"done {clock_text(BEGAN + 1000, BEGAN)} ±1 min · promised {clock} · studio alone "
+    assert words(settled(), BEGAN + 60, time=time).startswith(f"Healthy · 3/3 machines · {ends}")
+    assert "done in" not in words(settled(until=999), BEGAN + 999, time=time)
+    assert "done in 0:01" in words(settled(until=999), BEGAN + 999, time=RunTime(900.0))
+
+
 def settled(*more: Event, total: int = 1000, until: int = 60) -> RunState:
     return reduce_events([*started(total=total), *steps(1, until), *more])
 
 
 SLOW = RunTime(0.0, "studio", 0.0, 30.0)
 ADVICE = "stop it and train on studio alone"
-END = f"done {clock_text(BEGAN + 1000, BEGAN)} ±1 min"
+END = "done in 15:40"
 
 
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     told = words(settled(), BEGAN + 60, time=SLOW)
     assert ADVICE not in words(settled(), BEGAN + 60, time=SLOW, replayed=True)
-    assert told.startswith(f"Slower than studio alone (0.80x) · 3/3 machines · {ADVICE} · {END}")
+    assert told.startswith(f"Slower than studio alone (0.80x) · 3/3 machines · {END} · {ADVICE}")
 
 
 def test_nothing_is_judged_shortly_after_a_machine_is_back_or_while_others_compute_or_before_the_end() -> None:
@@ -76,7 +85,7 @@ def test_nothing_is_judged_shortly_after_a_machine_is_back_or_while_others_compu
     assert "Slower" not in words(settled(*back), BEGAN + 61, time=SLOW)
     busy = MachineEvent(member=1, time=BEGAN + 59, cpu_percent=100, others_percent=98, memory_used=1, memory_total=2)
     told = words(settled(busy), BEGAN + 60, time=SLOW)
-    assert told.startswith(f"Watch · 3/3 machines · other programs use 98 % of the processors of air · {END}")
+    assert told.startswith(f"Watch · 3/3 machines · {END} · other programs use 98 % of the processors of air")
     assert words(settled(total=100), BEGAN + 60, time=SLOW).startswith("Healthy · 3/3 machines · done in 0:40")
 
 
@@ -110,7 +119,9 @@ def test_what_happens_between_the_last_step_and_the_end_is_said() -> None:
 
     assert at_end() == "Finishing · 3/3 machines · the last synchronisation"
     evaluating = [progress(0, "evaluating test", 5, 8), progress(1, "evaluating test", 8, 8)]
-    assert at_end(*evaluating) == "Finishing · 3/3 machines · last evaluation: test 13/16"
+    assert at_end(*evaluating) == "Finishing · 3/3 machines · last evaluation: test 13/16 · done in 0:01"
+    before = EvaluationEvent(time=BEGAN, step=0, split="test", samples=16, metrics={}, loss=3.0, seconds=40.0)
+    assert at_end(before, *evaluating).endswith("last evaluation: test 13/16 · done in 0:39")
     saving = progress(0, SAVES_MODEL, 0, None)
     assert at_end(*evaluating, saving) == "Finishing · 3/3 machines · writing the model"
     done = [MemberEvent(member=rank, time=BEGAN + 102, status="done", name=NAMES[rank]) for rank in (1, 2)]
