@@ -180,20 +180,37 @@ def lag(state: RunState, member: MemberState) -> int:
     return max((peer.step for peer in state.members.values()), default=0) - member.step
 
 
-def slowest(state: RunState) -> MemberState | None:
-    """Return the member that the others wait for: at least a tenth more compute time a step than the median, and it
-    waits less than they do.
+@dataclass(frozen=True)
+class HoldUp:
+    """The member that the others wait for, with seconds a step over the whole run, as in the shares of waiting."""
+
+    member: MemberState
+    seconds: float
+    """Its time to compute a step."""
+    others: float
+    """Mean time of the others to compute theirs."""
+    waiting: float
+    """Mean share of the others' time in which they wait."""
+
+
+def slowest(state: RunState) -> HoldUp | None:
+    """Return the member that the others wait for: at least a tenth more compute time a step than the median, where that
+    makes up at least half of the others' wait, and that at least half of it, and it waits less than they do.
 
     ``None`` where no member stands out.
     """
-    working = [member for member in state.members.values() if member.has_worked]
-    times = {member.rank: statistics.fmean(step.compute for step in member.window) for member in working}
+    working = {member.rank: member.total for member in state.members.values() if member.has_worked}
+    times = {rank: total.compute / total.steps for rank, total in working.items()}
     if len(times) < 2:
         return None
     rank = max(times, key=lambda r: times[r])
-    others = statistics.fmean(member.shares[1] for member in working if member.rank != rank)
-    is_awaited = times[rank] > 1.1 * statistics.median(times.values()) and state.members[rank].shares[1] < others
-    return state.members[rank] if is_awaited else None
+    others = working.keys() - {rank}
+    mean_time = statistics.fmean(times[other] for other in others)
+    wait = statistics.fmean(working[other].wait / working[other].steps for other in others)
+    share = statistics.fmean(state.members[other].shares[1] for other in others)
+    is_slow = times[rank] > 1.1 * statistics.median(times.values()) and state.members[rank].shares[1] < share
+    explains = 0.5 <= (times[rank] - mean_time) / wait <= 2 if wait > 0 else False
+    return HoldUp(state.members[rank], times[rank], mean_time, share) if is_slow and explains else None
 
 
 def waiting_share(state: RunState) -> float | None:

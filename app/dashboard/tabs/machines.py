@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import statistics
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
@@ -124,16 +123,14 @@ def who_is_slow(picture: Picture) -> Content:
         exchanges = f"{share} {went} to exchanges (waiting for the network and for one another)"
         words = exchanges if over else f"no machine holds the others up; {exchanges}"
         return literal(words, "$text-muted")
-    compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
-    samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}
-    others = [compute[m.rank] for m in working if m is not brake]
-    batch_share = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
-    own_time, others_time = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
+    samples = {m.rank: m.total.samples / m.total.steps for m in working}
+    batch_share = f"{samples[brake.member.rank]:.0f} of {sum(samples.values()):.0f} samples"
+    own_time, others_time = value_text(brake.seconds, "s"), value_text(brake.others, "s")
     return Content.assemble(
-        literal(picture.name(brake.rank), "bold $text-warning"),
+        literal(picture.name(brake.member.rank), "bold $text-warning"),
         f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
         f"{own_time} a step, theirs {others_time}",
-        (f"; the machines {'waited' if over else 'wait'} {share}", "$text-muted"),
+        (f"; they {'waited' if over else 'wait'} {share_text(brake.waiting)} of the time", "$text-muted"),
     )  # fmt: skip
 
 

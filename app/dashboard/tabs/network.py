@@ -31,12 +31,13 @@ from training.strategies.user_strategy import sync_schedule_of
 COLUMNS = (
     TableColumn("round", "round", right=True, min_width=5),
     TableColumn("step", "step", right=True, min_width=4),
-    TableColumn("members", "machines", right=True, min_width=4, rank=4),
+    TableColumn("members", "machines", right=True, min_width=4, rank=5),
     TableColumn("sent", "sent", right=True, min_width=7),
-    TableColumn("received", "received", right=True, min_width=7, rank=3),
+    TableColumn("received", "received", right=True, min_width=7, rank=4),
+    TableColumn("paused", "paused", right=True, min_width=6, rank=3),
     TableColumn("time", "time", right=True, min_width=6),
-    TableColumn("paused", "paused", right=True, min_width=6, rank=2),
     TableColumn("last", "last", min_width=12, rank=1),
+    TableColumn("late", "late by", right=True, min_width=6, rank=2),
     TableColumn("transfer", "transfer", right=True, min_width=8),
     TableColumn("rate", "Mbit/s", right=True, min_width=6),
     TableColumn("planned", "of plan", right=True, min_width=6),
@@ -59,10 +60,10 @@ class NetworkPane(Pane):
     """Totals, advice, and the newest synchronisations."""
 
     ABOUT = (
-        "Every synchronisation: bytes of the machine that sends most; the time from its start to its result; for how "
-        "long training was paused meanwhile; the machine that came last, for which the others waited; and what was "
-        "left of the time then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
-        "one ('too small' where an exchange has too few bytes to judge, 'fewer' where a machine was away, 'a loss' "
+        "Every synchronisation: bytes of the machine that sends most; for how long training was paused; and the time "
+        "from its start to its result: until the last machine came, for which the others waited, and what was left "
+        "then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
+        "one ('too small' where an exchange has too few bytes to judge, '1 away' where a machine was away, 'a loss' "
         "where all waited for one that was lost). Far above 100 % the network is slower than measured, or the "
         "machines are busy with other work. A faster way is named with its predicted gain. Which way each pair goes "
         "is said too: directly, dialled by one of the two for both directions, or through the relay."
@@ -125,9 +126,10 @@ def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> Tab
         literal(row.members),
         literal(bytes_text(row.sent)),
         literal(bytes_text(row.received)),
-        literal(time_text(row.seconds)),
         literal(time_text(row.paused)),
+        literal(time_text(row.seconds)),
         literal(names.get(row.last, "-")),
+        literal(time_text(row.late)),
         literal(time_text(row.transfer)),
         literal(rate_figure(row.mbit)),
         of_plan,
@@ -167,7 +169,7 @@ def _of_plan(row: ExchangeRow, planned: float, expected: int) -> Content:
     if planned < _JUDGED_SECONDS or row.sent < _JUDGED_BYTES:
         return muted("too small")
     if row.members < expected:
-        return muted("fewer")
+        return muted(f"{expected - row.members} away")
     ratio = row.transfer / planned
     return literal(share_text(ratio) if ratio < 10 else f"{ratio:.0f}x", "$text-warning" if ratio > 1.15 else "")
 
@@ -179,7 +181,10 @@ def sums(picture: Picture) -> Iterator[Content]:
     sent, received = sum(total.bytes_sent for total in totals), sum(total.bytes_received for total in totals)
     count = synchronisations(picture)
     rows = exchanges(picture.state)
-    words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
+    listed = f" ({min(len(rows), _SHOWN)} listed)" if count > min(len(rows), _SHOWN) > 0 else ""
+    words = [
+        f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}{listed}"
+    ]
     if (waiting := waiting_share(picture.state)) is not None:
         tense = "is" if picture.state.ended is None else "was"
         words.append(f"{share_text(waiting)} of the time {tense} waiting for them")

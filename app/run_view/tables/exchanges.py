@@ -37,6 +37,11 @@ class ExchangeRow:
     last: int
     """Rank of the last member to start; -1 where one alone has reported."""
 
+    @property
+    def late(self) -> float:
+        """Seconds for which the first member waited until the last one started: the time without the transfer."""
+        return self.seconds - self.transfer
+
 
 def exchanges(state: RunState) -> list[ExchangeRow]:
     """Return the newest exchanges, oldest first."""
