@@ -81,20 +81,26 @@ class PlanScreen(StepScreen):
         failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
         if failed:
             return failure(failed[0])
-        return Content("\n").join([literal(state.plan.value.way, "$text-success"), *self.map_lines(state)])
+        plan = state.plan.value
+        left_out = [literal(plan.left_out, "$text-warning")] if plan.left_out else []
+        return Content("\n").join([literal(plan.way, "$text-success"), *left_out, *self.map_lines(state)])
 
     def empty(self, state: WizardState) -> Content:
-        failed = ItemStatus.FAILED in (state.plan.status, state.strategy.status)
-        return Content("") if failed else progress(state.strategy, "The plan is being made.")
+        if _has_failed(state):
+            return Content("")
+        doing = progress(state.strategy, "The plan is being made.")
+        names = " and ".join(row.name for row in _absent(state))
+        offline = (
+            [literal(f"{names}: not online. {_without_text(state)}esc goes back.", "$text-warning")] if names else []
+        )
+        return Content("\n").join([doing, *offline])
 
     def summary(self, state: WizardState) -> str:
         return f"profile {state.answers.profile}"
 
     def hint(self, state: WizardState) -> Content:
-        if ItemStatus.FAILED in (state.plan.status, state.strategy.status):
-            names = " and ".join(row.name for row in _absent(state))
-            without = f"o goes on without {names}, " if names else ""
-            return muted(f"{without}r tries again, b goes to the job, esc goes back.")
+        if _has_failed(state):
+            return muted(f"{_without_text(state)}r tries again, b goes to the job, esc goes back.")
         if state.started:
             run = summarise(Path(state.launch.value.run)).run_id
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
@@ -105,16 +111,17 @@ class PlanScreen(StepScreen):
         return muted("Enter starts. Nothing is trained or saved before that.")
 
     def offered_keys(self) -> tuple[Key, ...]:
-        failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
         start, command, save, name, measure, job, another, skip, without = self.KEYS
         common = (command, save, name, *((measure,) if len(self.state.members) == 1 else ()), job)
         if self.state.started:
             return (_SHOW, another, *common)
-        if failed:
-            return (_RETRY, *((without,) if _absent(self.state) else ()), *common)
+        go_without = (without,) if _absent(self.state) else ()
+        if _has_failed(self.state):
+            return (_RETRY, *go_without, *common)
         if self.state.plan.status in UNSETTLED:
             is_measuring = self.state.strategy.status is ItemStatus.WORKING and len(self.state.members) > 1
-            return ((skip,) if is_measuring else ()) + (command, name, job)  # enter would only say that it is made
+            skips = (skip,) if is_measuring and not go_without else ()
+            return (*go_without, *skips, command, save, name, job)  # enter would only say that it is made
         return (start, *common)
 
     def action_go_on(self) -> None:
@@ -176,10 +183,23 @@ class PlanScreen(StepScreen):
         return self.state.plan.value.command or command_line("distributed-train", self.state.answers.profile)
 
 
+def _has_failed(state: WizardState) -> bool:
+    return ItemStatus.FAILED in (state.plan.status, state.strategy.status)
+
+
 def _absent(state: WizardState) -> list[MachineRow]:
-    """Return the machines of the plan that are not online, if others are."""
-    absent = [row for row in state.members if not row.here and row.status is not ItemStatus.OK]
+    """Return the machines that the plan can do without, if there are others: while it is made, those that were asked
+    and did not answer; once it has failed, all that are not online."""
+    if not _has_failed(state) and state.plan.status not in UNSETTLED:
+        return []
+    present = {ItemStatus.OK, *(() if _has_failed(state) else UNSETTLED)}
+    absent = [row for row in state.members if not row.here and row.status not in present]
     return absent if len(absent) < len(state.members) else []
+
+
+def _without_text(state: WizardState) -> str:
+    names = " and ".join(row.name for row in _absent(state))
+    return f"o goes on without {names}, " if names else ""
 
 
 def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:

@@ -126,9 +126,11 @@ def test_machines_that_are_measured_alike_share_a_line() -> None:
     assert shown.plain.splitlines() == [f"a and b: {steps}, about 0:12 left", "c: measured"]
 
 
-def test_a_plan_that_lacks_a_machine_goes_on_without_it() -> None:
+@pytest.mark.parametrize("status", [ItemStatus.FAILED, ItemStatus.WORKING])
+def test_a_plan_that_lacks_a_machine_goes_on_without_it(status: ItemStatus) -> None:
+    """At once, if it is known to be away; not only when the log-in there has timed out."""
     steering = at(Step.PLAN)
-    failed = steering.state.putting(TaskKind.PLAN, status=ItemStatus.FAILED, cause="no route")
+    failed = steering.state.putting(TaskKind.PLAN, status=status, value=PlanPreview(), cause="no route")
     away = next(row for row in failed.members if not row.here)
     rows = tuple(
         replace(row, status=ItemStatus.FAILED if row is away else ItemStatus.OK) for row in failed.machines.rows

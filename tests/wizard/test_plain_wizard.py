@@ -16,8 +16,7 @@ from app.wizard.plain.plain_words import check_lines
 from app.wizard.plain.prompts import BareLines, Questions, prompter
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import Check, Tell
-from app.wizard.state.state import ItemStatus, JobAnswers, MachineRow
+from app.wizard.state.records import Check, ItemStatus, JobAnswers, MachineRow, Tell
 from distributed.checks.findings import Finding
 from distributed.measuring.link_figures import PairFigures
 from distributed.ssh.access import AccessReport

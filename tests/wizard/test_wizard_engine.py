@@ -228,6 +228,32 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     assert services.asked.count("examine") == 2
 
 
+def test_installing_waits_for_the_checks(make: Make) -> None:
+    services = FakeServices(findings={"anna": BROKEN}, hold={"examine": threading.Event()})
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.CHECKS)
+    wizard.do(do.fix_all())
+    assert (wizard.state.notice, wizard.state.under_repair) == ("installed as soon as it is checked", frozenset())
+    services.hold["examine"].set()
+    state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
+    assert state.notice == "" and services.asked.count("repair") == 1
+    wizard.do(do.fix_all())
+    assert wizard.state.notice == "there is nothing that can be installed from here"
+
+
+@pytest.mark.parametrize("others", [(), (ANNA.key,)])
+def test_saving_waits_for_the_plan(make: Make, others: tuple[str, ...]) -> None:
+    """Of this computer alone, the plan is made anew once it is checked."""
+    services = FakeServices(hold={"forecast": threading.Event()})
+    wizard = with_machines(make, services, *others)
+    on(wizard, Step.PLAN)
+    wizard.do(do.save_only())
+    assert wizard.state.notice == "saved as soon as the plan is made" and "save" not in services.asked
+    services.hold["forecast"].set()
+    state = until_state(wizard, lambda state: state.saved)
+    assert state.notice == "saved: demo-2.ini" and services.asked.count("save") == 1
+
+
 def test_packages_come_from_here_where_a_person_says_so(make: Make) -> None:
     services = FakeServices(findings={"anna": BROKEN})
     wizard = with_machines(make, services, ANNA.key)

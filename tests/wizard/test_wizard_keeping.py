@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from app.wizard.services.forecasting import Forecast, ranked
-from app.wizard.services.plan import saving
+from app.wizard.services.outside import Outside
+from app.wizard.services.plan import plan_of, saving
 from app.wizard.services.services import known_profiles, saved_hosts
 from app.wizard.state.records import JobAnswers
 from app.wizard.state.state import Answers, PlanRequest
@@ -22,7 +23,7 @@ from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from tests.distributed.planner_figures import TINY, job, machine, measured_pair
-from tests.wizard.fake_services import ANNA, HERE
+from tests.wizard.fake_services import ANNA, BERT, HERE
 
 CONFIG = """# Everybody's.
 [group:speech]
@@ -143,3 +144,25 @@ def test_home_lists_saved_profiles_first_with_their_machines(config: Path) -> No
     assert saved_hosts(config) == {"mine-2-machines": config.parent / "profiles/saved/mine-2-machines.hosts.json"}
     (config.parent / "profiles/saved/mine-2-machines.hosts.json").unlink()
     assert "no such hosts file" in known_profiles(config)[0].entry.error
+
+
+def test_a_run_without_an_absent_machine_keeps_it_in_the_saved_profile(config: Path) -> None:
+    """Off for one evening is no reason to leave the set-up: the next run has it again."""
+    three = saving(request(machines=(HERE, ANNA, BERT)), config)
+    three.write(config)
+    evening = request(machines=(HERE, ANNA), left_out=(BERT,), job=JobAnswers(three.name))
+    partial = saving(evening, config)
+    partial.write(config)
+    assert [machine.name for machine in partial.hosts.machines] == ["desk", "anna"]
+    assert [machine.name for machine in known_profiles(config)[0].machines] == ["desk", "anna", "bert"]
+    assert partial.arguments == ("distributed-train", three.name, "--allow-missing")
+    assert (partial.plan_file.name, three.plan_file.name) == (
+        "mine-3-machines.partial.plan.json",
+        "mine-3-machines.plan.json",
+    )
+    preview = plan_of(evening, config, Outside())
+    assert preview.left_out == "this run without bert; the saved profile keeps it"
+    assert not plan_of(replace(evening, left_out=()), config, Outside()).left_out
+    gone = saving(replace(evening, left_out=()), config)  # deselected at Machines
+    gone.write(config)
+    assert [machine.name for machine in known_profiles(config)[0].machines] == ["desk", "anna"]

@@ -190,6 +190,8 @@ def plan_lines(state: WizardState) -> Iterator[str]:
     plan_part = state.plan
     plan = plan_part.value
     yield f"  way: {plan.way}"
+    if plan.left_out:
+        yield f"  {plan.left_out}"
     for row in plan.changes:
         size = f", {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"

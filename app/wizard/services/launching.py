@@ -82,7 +82,8 @@ def _started(
     checked_trackers(profile.run.trackers)
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), dial=outside.dial)
     plan_options = PlanOptions(planning=saved.planning)
-    launcher = DistributedLauncher(load_hosts(saved.hosts_file), profile, prepare_options, plan_options)
+    hosts = load_hosts(saved.hosts_file).only([machine.name for machine in saved.hosts.machines])
+    launcher = DistributedLauncher(hosts, profile, prepare_options, plan_options)
     planned = launcher.plan()
     if saved.planning is not None and isinstance(request.planning, Forecast):
         planned = replace(planned, figures=request.planning.measurements.figures)

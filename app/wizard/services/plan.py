@@ -1,7 +1,8 @@
 """The plan of a real run: the files written on confirmation, and its changes, network use and command for display.
 
 ``profiles/saved/NAME.ini`` is the profile. ``NAME.hosts.json`` beside it lists the machines, ``NAME.plan.json`` holds
-the chosen candidate plan; ``distributed-train NAME --plan NAME.plan.json`` runs exactly that.
+the chosen candidate plan; ``distributed-train NAME --plan NAME.plan.json`` runs exactly that. A run without some of the
+profile's machines leaves both as they are: its candidate plan is ``NAME.partial.plan.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from app.wizard.services.outside import Outside
 from app.wizard.state.records import CandidateRow, JobAnswers, MachineChange, PlanPreview
 from app.wizard.state.state import PlanRequest
 from app.wizard.state.ways import rhythm_text
-from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
+from distributed.hosts.file import Hosts, Machine, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.layouts.divided_plan import fit_or_divide
@@ -33,6 +34,7 @@ from profiles.files.layers import DEFAULT
 from profiles.files.library import Library, check_name, saved_folder
 from profiles.files.resolve import load_profile, save_profile
 from profiles.installation import RUNS_FOLDER, relative_path, shown_path
+from profiles.locations import absolute_path
 from profiles.options import as_text, has_effect, options_by_name
 from profiles.quantities import bytes_text
 from profiles.schema import FITTED, Profile
@@ -57,6 +59,9 @@ class Saving:
     values: Mapping[str, str]
     """Options and references (model, data set) of the profile."""
     hosts: Hosts
+    """The machines of this run."""
+    kept: tuple[Machine, ...]
+    """Machines that stay in the saved profile although this run goes without them."""
     planning: Planning | None
     """``None`` for a single machine: there is nothing to choose."""
     ini: Path
@@ -71,7 +76,12 @@ class Saving:
     def arguments(self) -> tuple[str, ...]:
         """Command-line arguments that start exactly this run once it is saved."""
         plan = ("--plan", relative_path(self.plan_file)) if self.planning is not None else ()
-        return ("distributed-train", self.name, *plan)
+        return ("distributed-train", self.name, *plan, *(("--allow-missing",) if self.kept else ()))
+
+    @property
+    def all_hosts(self) -> Hosts:
+        """The machines of the saved profile."""
+        return self.hosts.model_copy(update={"machines": (*self.hosts.machines, *self.kept)})
 
     def write(self, config: Path | None) -> tuple[str, ...]:
         """Write all files atomically, the profile last, so that it never refers to missing files.
@@ -83,7 +93,7 @@ class Saving:
         self.ini.parent.mkdir(parents=True, exist_ok=True)
         fresh = [path for path in (self.hosts_file, self.plan_file) if not path.exists()]
         try:
-            save_hosts(self.hosts, self.hosts_file)
+            save_hosts(self.all_hosts, self.hosts_file)
             if self.planning is not None:
                 self.planning.write(self.plan_file)
             save_profile(self.name, self.values, config)
@@ -110,10 +120,29 @@ def saving(request: PlanRequest, config: Path | None = None) -> Saving:
     name = request.answers.save_as or _free_name(request, values, hosts, library, folder)
     check_name(name)
     hosts_file = folder / f"{name}.hosts.json"
-    return Saving(
-        name, {**values, "hosts": str(hosts_file)}, hosts, planning, folder / f"{name}.ini", hosts_file,
-        folder / f"{name}.plan.json",
-    )  # fmt: skip
+    kept = _kept(request, hosts, library)
+    plan_file = folder / f"{name}.{'partial.' if kept else ''}plan.json"
+    values = {**values, "hosts": str(hosts_file)}
+    return Saving(name, values, hosts, kept, planning, folder / f"{name}.ini", hosts_file, plan_file)
+
+
+def _kept(request: PlanRequest, hosts: Hosts, library: Library) -> tuple[Machine, ...]:
+    """Return the machines of the saved profile that this run goes without: absent this evening, they stay in it."""
+    profile = library.find("profile", request.answers.job.profile)
+    entry = profile.section.entries.get("hosts") if profile is not None else None
+    if profile is None or entry is None or profile.file.path == library.config.path or not request.left_out:
+        return ()
+    endpoints = {row.entry.endpoint for row in request.left_out}
+    names = {row.name.casefold() for row in request.left_out}
+    taken_names = {one.name.casefold() for one in hosts.machines}
+    taken_endpoints = {one.endpoint for one in hosts.machines}
+    listed: tuple[Machine, ...] = ()
+    with suppress(BadInput):  # then it is written anew
+        listed = load_hosts(Path(absolute_path(entry.value, profile.file.path.parent))).machines
+    left_out = (one for one in listed if one.name.casefold() in names or one.endpoint in endpoints)
+    return tuple(
+        one for one in left_out if one.name.casefold() not in taken_names and one.endpoint not in taken_endpoints
+    )
 
 
 def _values(request: PlanRequest, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
@@ -252,11 +281,18 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if run is not None and run.in_clear else (),
         about_data=_about_data(profile),
+        left_out=left_out_text(saved),
         profile=saved.name,
         files=tuple(map(relative_path, saved.files)),
         command=command_line(*saved.arguments),
         hash=run.hash() if run is not None else "",
     )
+
+
+def left_out_text(saved: Saving) -> str:
+    """Return which machines of the saved profile the run goes without; empty: it has all of them."""
+    names = " and ".join(machine.name for machine in saved.kept)
+    return f"this run without {names}; the saved profile keeps {'it' if len(saved.kept) == 1 else 'them'}" * bool(names)
 
 
 def _time(request: PlanRequest) -> tuple[str, ...]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
-from app.wizard.state.dependencies import SENT, action, blockers
+from app.wizard.state.deferred import IN_CLEAR as IN_CLEAR
+from app.wizard.state.deferred import fix as fix
+from app.wizard.state.deferred import fix_all as fix_all
+from app.wizard.state.deferred import save_only as save_only
+from app.wizard.state.deferred import send_packages as send_packages
+from app.wizard.state.deferred import why_not_confirmed
+from app.wizard.state.dependencies import action, blockers
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import GOOD, AccessNeed, Check, ItemStatus, MachineRow, StrategyRanking
+from app.wizard.state.records import GOOD, AccessNeed, ItemStatus, MachineRow, StrategyRanking
 from app.wizard.state.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state.state import WizardState as State
 from profiles.errors import BadInput
 from training.numerics.schedule import IN_EACH_QUARTER
 
-IN_CLEAR = "unencrypted"
-"""Text that the user types to accept unencrypted training traffic."""
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 UNDER_WAY = "that is in progress"
 _STARTING = "the run is being started"
@@ -260,33 +263,6 @@ def unskip(state: State, key: str) -> State:
     return _unskipped(state, key)
 
 
-@action
-def fix(state: State, key: str) -> State:
-    """Fix the safely fixable problems of one machine."""
-    return _repair(state, [row for row in state.checks if row.key == key])
-
-
-@action
-def fix_all(state: State) -> State:
-    """Fix the safely fixable problems of all machines."""
-    return _repair(state, state.checks)
-
-
-@action
-def send_packages(state: State) -> State:
-    """Install missing packages on all machines from copies on this computer, for machines without internet access."""
-    return _repair(state, state.checks, SENT)
-
-
-def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
-    fixable = [row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED]
-    keys = tuple(key for key in fixable if key not in state.under_repair)  # two would write the same files
-    if not keys:
-        nothing = "there is nothing that can be installed from here"
-        return state.noting("that is being installed already" if fixable else nothing)
-    return state.ordering(TaskKind.REPAIR, source, keys)
-
-
 # --------------------------------------------------------------------------------------------------- job and strategy
 
 
@@ -357,21 +333,6 @@ def save_as(state: State, name: str) -> State:
     return state.answering(save_as=name.strip())
 
 
-def _not_yet(state: State, consent: str) -> tuple[str, ...]:
-    """Return the reasons why the plan cannot be carried out; ``consent`` is what the user typed."""
-    if state.step is not Step.PLAN:
-        return ("there is no plan yet",)
-    open_ = state.plan.value.in_clear if consent.strip().casefold() != IN_CLEAR else ()
-    return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
-
-
-@action
-def save_only(state: State, consent: str = "") -> State:
-    """Write the profile and its files without starting a run; ``consent`` as for :func:`confirm`."""
-    reasons = _not_yet(state, consent)
-    return state.noting(reasons[0]) if reasons else state.ordering(TaskKind.SAVE, inputs=state.plan.inputs)
-
-
 @action
 def confirm(state: State, consent: str = "", another: bool = False) -> State:
     """Save the profile and start the run.
@@ -382,7 +343,7 @@ def confirm(state: State, consent: str = "", another: bool = False) -> State:
     """
     if state.step is Step.PLAN and state.started and not another:
         return _to(state, Step.LAUNCH)
-    reasons = _not_yet(state, consent)
+    reasons = why_not_confirmed(state, consent)
     if reasons:
         return state.noting(reasons[0])
     state = state.putting(TaskKind.LAUNCH, state_part=StatePart(LaunchProgress(), status=ItemStatus.WORKING))

@@ -64,7 +64,8 @@ def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
         case TaskKind.PLAN:
             selection = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
             figures = state.strategy.status, state.strategy.value.measure
-            return members, answers.job, answers.preference, selection, figures, answers.save_as
+            left_out = tuple(row.key for row in state.left_out)
+            return members, answers.job, answers.preference, selection, figures, answers.save_as, left_out
     return None
 
 

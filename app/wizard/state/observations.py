@@ -11,6 +11,7 @@ from typing import Any
 
 from app.wizard.state.assessment import THIS_NETWORK, of_pairs, of_report
 from app.wizard.state.data_actions import STILL_READ, with_selection
+from app.wizard.state.deferred import with_deferred
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.neighbours import by_this_network, with_neighbours
@@ -103,7 +104,10 @@ def _with_line(lines: Sequence[str], newest: str, machines: Collection[str]) -> 
 @observation
 def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
     """A task failed."""
-    state = _at_rest(state, task)
+    return with_deferred(_with_failure(_at_rest(state, task), task, cause, fix))
+
+
+def _with_failure(state: State, task: ServiceTask, cause: str, fix: str) -> State:
     if not is_current(state, task):
         return state
     noted = state.noting(f"{cause} ({fix})" if fix else cause)
@@ -142,7 +146,10 @@ def _as_before(state: State) -> State:
 @observation
 def done(state: State, task: ServiceTask, result: Any) -> State:
     """A task finished; ``result`` has the return type of its service method."""
-    state = _at_rest(state, task)
+    return with_deferred(_with_outcome(_at_rest(state, task), task, result))
+
+
+def _with_outcome(state: State, task: ServiceTask, result: Any) -> State:
     if not is_current(state, task):
         return state
     row = state.access_of(task.key)

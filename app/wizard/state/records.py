@@ -396,5 +396,5 @@ class PlanPreview:
     hash: str = ""
     """Hash of the run's plan, as far as it is known before machines are contacted; empty: not known."""
     assessment: Assessment = FINE
-    about_data: str = ""
-    """Where the data stay, and what is done with them before the first step."""
+    about_data: str = ""  # where the data stay, and what is done with them before the first step
+    left_out: str = ""  # which machines of the saved profile this run goes without

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from app.wizard.state.answers import Answers as Answers
+from app.wizard.state.answers import PlanRequest as PlanRequest
 from app.wizard.state.assessment import named, of_findings
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
@@ -19,7 +21,6 @@ from app.wizard.state.records import (
     Fit,
     Home,
     ItemStatus,
-    JobAnswers,
     JobForm,
     KnownProfile,
     MachineRow,
@@ -142,56 +143,6 @@ class _PartOf(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Everything the user has chosen. Going back and forth loses none of it."""
-
-    picked: tuple[str, ...] = ()
-    """Keys of machines, in the order of selection."""
-    typed: tuple[str, ...] = ()
-    """Addresses such as ``user@host``, as typed."""
-    skipped: tuple[str, ...] = ()
-    """Selected machines that were left out at Access, Checks or Launch."""
-    trusted: tuple[tuple[str, str], ...] = ()
-    """Pairs of machine key and fingerprint of host keys that the user has compared and accepted."""
-    users: tuple[tuple[str, str], ...] = ()
-    """Pairs of machine key and login user, where the user has changed it."""
-    profile: str = "demo"
-    options: tuple[tuple[str, str], ...] = ()
-    """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
-    preference: str = "fastest"
-    strategy: str = ""
-    """``CandidateRow.identity`` of the chosen candidate plan; empty: the recommended one."""
-    interval: int = 0
-    """Chosen sync interval (H) in steps; 0: as recommended."""
-    save_as: str = ""
-    """Name of the profile to save; empty: generated."""
-
-    @property
-    def fingerprints(self) -> tuple[str, ...]:
-        """Fingerprints of new host keys that the user accepted."""
-        return tuple(dict.fromkeys(fingerprint for _, fingerprint in self.trusted))
-
-    @property
-    def job(self) -> JobAnswers:
-        return JobAnswers(self.profile, self.options)
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """Everything a plan is made from."""
-
-    machines: tuple[MachineRow, ...]
-    """The machines that take part."""
-    answers: Answers
-    chosen: CandidateRow | None = None
-    """With its sync interval as the user set it; ``None``: nothing was predicted."""
-    planning: Any = field(default=None, repr=False, compare=False)
-    """``StrategyRanking.planning`` of the forecast that ``chosen`` belongs to."""
-    measure: bool = False
-    """Whether the user requested new measurements instead of saved ones."""
-
-
-@dataclass(frozen=True)
 class WizardState:
     """The set-up at one moment."""
 
@@ -202,6 +153,8 @@ class WizardState:
     """By kind and key; :mod:`app.wizard.state.dependencies` defines what each depends on."""
     orders: tuple[ServiceTask, ...] = ()
     """Tasks ordered by the user that have not been started."""
+    deferred: tuple[ServiceTask, ...] = ()
+    """Tasks ordered by the user before what they need was there (:mod:`app.wizard.state.deferred`)."""
     under_way: tuple[tuple[ServiceTask, str], ...] = ()
     """Tasks in progress, each with a description of its work."""
     notice: str = ""
@@ -265,6 +218,11 @@ class WizardState:
     def members(self) -> tuple[MachineRow, ...]:
         """The selected machines that were not skipped."""
         return tuple(row for row in self.picked if row.key not in self.answers.skipped)
+
+    @property
+    def left_out(self) -> tuple[MachineRow, ...]:
+        """The selected machines that this run goes without."""
+        return tuple(row for row in self.picked if row.key in self.answers.skipped)
 
     @property
     def far(self) -> bool:
@@ -343,7 +301,8 @@ class WizardState:
     def request(self) -> PlanRequest:
         """Everything that a plan for these answers is made from."""
         ranking = self.strategy.value
-        return PlanRequest(self.members, self.answers, self.chosen, ranking.planning, ranking.measure)
+        handle, measure = ranking.planning, ranking.measure
+        return PlanRequest(self.members, self.answers, self.chosen, handle, measure, self.left_out)
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is online."""
