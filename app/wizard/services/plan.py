@@ -132,17 +132,13 @@ def _kept(request: PlanRequest, hosts: Hosts, library: Library) -> tuple[Machine
     entry = profile.section.entries.get("hosts") if profile is not None else None
     if profile is None or entry is None or profile.file.path == library.config.path or not request.left_out:
         return ()
-    endpoints = {row.entry.endpoint for row in request.left_out}
-    names = {row.name.casefold() for row in request.left_out}
-    taken_names = {one.name.casefold() for one in hosts.machines}
-    taken_endpoints = {one.endpoint for one in hosts.machines}
     listed: tuple[Machine, ...] = ()
     with suppress(BadInput):  # then it is written anew
         listed = load_hosts(Path(absolute_path(entry.value, profile.file.path.parent))).machines
-    left_out = (one for one in listed if one.name.casefold() in names or one.endpoint in endpoints)
-    return tuple(
-        one for one in left_out if one.name.casefold() not in taken_names and one.endpoint not in taken_endpoints
-    )
+    wanted = {name for row in request.left_out for name in (row.name.casefold(), row.entry.endpoint)}
+    taken = {name for one in hosts.machines for name in (one.name.casefold(), one.endpoint)}
+    names_of = ((one, {one.name.casefold(), one.endpoint}) for one in listed)
+    return tuple(one for one, names in names_of if names & wanted and not names & taken)
 
 
 def _values(request: PlanRequest, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
@@ -291,8 +287,8 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
 
 def left_out_text(saved: Saving) -> str:
     """Return which machines of the saved profile the run goes without; empty: it has all of them."""
-    names = " and ".join(machine.name for machine in saved.kept)
-    return f"this run without {names}; the saved profile keeps {'it' if len(saved.kept) == 1 else 'them'}" * bool(names)
+    names, them = " and ".join(one.name for one in saved.kept), "it" if len(saved.kept) == 1 else "them"
+    return f"this run without {names}; the saved profile keeps {them}" if names else ""
 
 
 def _time(request: PlanRequest) -> tuple[str, ...]:
