@@ -71,6 +71,11 @@ class Replaced(NamedTuple):
     seconds: dict[int, float]
     """What a sample took with them, by rank."""
 
+    def most_seconds(self, rank: int, size: int) -> float:
+        """Return the seconds that a micro-batch of ``size`` samples takes at most at this speed of the member: those of
+        as many passes as begin with it, each as long as one before."""
+        return math.ceil(size / self.sizes[rank]) * self.sizes[rank] * self.seconds[rank]
+
 
 @dataclass
 class ShareBalance:
@@ -97,12 +102,15 @@ class ShareBalance:
     _window: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOW))
 
     def sizes_of(self, planned: Mapping[int, int]) -> dict[int, int]:
-        """Return the micro-batches of live members.
+        """Return the micro-batches of live members, together as many samples as planned for them: when the member with
+        most of the samples is lost, the others' step does not shrink by more than its planned share.
 
         Args:
             planned: their micro-batches by rank as the plan has them.
         """
-        return {rank: self.sizes.get(rank, size) for rank, size in planned.items()}
+        sizes = {rank: self.sizes.get(rank, size) for rank, size in planned.items()}
+        total = sum(planned.values())
+        return sizes if sum(sizes.values()) == total else split_evenly(total, {r: 1 / n for r, n in sizes.items()})
 
     def note_step(self, compute: float, seconds: float, samples: int) -> None:
         """Record a step of this member.
@@ -156,7 +164,7 @@ class ShareBalance:
             self.reference.setdefault(rank, value)
         now = self.accumulation * longest(sizes, seconds)
         least_gain = max(LEAST_SAVING, LEAST_GAIN * max(now, step_seconds))
-        replaced = self._better_before(sizes, now - least_gain)
+        replaced = self._better_before(sizes, seconds, now - least_gain)
         best = replaced.sizes if replaced else split_evenly(sum(sizes.values()), seconds)
         then = self.accumulation * longest(best, replaced.seconds if replaced else seconds)
         if now - then < least_gain or (not replaced and self._is_in_vain(seconds)):
@@ -177,12 +185,17 @@ class ShareBalance:
         self.evidence, self.changes = (0, 0.0), [*self.changes[-_MOST_DOUBLED:], step]
         return decision
 
-    def _better_before(self, sizes: Mapping[int, int], least: float) -> Replaced | None:
-        """Return what the last change replaced if a step took at most ``least`` seconds with it; else forget it."""
+    def _better_before(self, sizes: Mapping[int, int], seconds: Mapping[int, float], least: float) -> Replaced | None:
+        """Return what the last change replaced if a step took at most ``least`` seconds with it; else forget it, as
+        where a member has become slower meanwhile by more than its new share explains."""
         before = self.replaced
         if before is None:
             return None
-        if before.sizes.keys() == sizes.keys() and self.accumulation * longest(*before) <= least:
+        if (
+            before.sizes.keys() == sizes.keys()
+            and self.accumulation * longest(*before) <= least
+            and all(sizes[rank] * seconds[rank] <= _NOTED * before.most_seconds(rank, sizes[rank]) for rank in sizes)
+        ):
             return before
         self.replaced, self.evidence = None, (0, 0.0)
         return None
