@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -49,12 +50,16 @@ _MANY = 100_000
 
 
 class Trial:
-    """One run on lab hosts that trains until it is ended."""
+    """One run on lab hosts that trains until it is ended.
 
-    def __init__(self, lab: Lab, folder: Path, strategy: str) -> None:
+    Args:
+        options: further words of the command.
+    """
+
+    def __init__(self, lab: Lab, folder: Path, strategy: str, options: Sequence[str] = ()) -> None:
         self.lab, self.members = lab, len(list(lab))
         self.muster = Muster(folder, lab.hosts_file, _STEP)
-        words = ["--max-steps", str(_MANY), "--strategy", strategy, "--no-eval-before"]
+        words = ["--max-steps", str(_MANY), "--strategy", strategy, "--no-eval-before", *options]
         self.run_id = self.muster.detach(*words)
         self.reach(_SETTLED)
 

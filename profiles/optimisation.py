@@ -73,7 +73,12 @@ class TrainingSettings(Section):
     compile: Literal["auto", "on", "off"] = option(
         "auto", "compile the model's blocks (torch.compile); auto: on CUDA, where a run has 500 steps or more"
     )
-    seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
+    seed: int = option(
+        42,
+        "seed of weights, order and augmentation; for the same run again on several machines also balance = off",
+        ge=0,
+        lt=2**32,
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
     threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)
 

@@ -102,6 +102,12 @@ def test_two_of_three_go_on_and_take_a_newcomer_that_is_told_whom_they_follow(tm
             member._client.succession.allegiance.readmitted.add(3)
         until(lambda: not group._bans.ranks)
         assert newcomer().is_newcomer
+        for member in members[1:]:  # and drops it for good again
+            allegiance = member._client.succession.allegiance
+            allegiance.banned, allegiance.readmitted = {3}, set()
+        until(lambda: 3 not in group.members)
+        with pytest.raises(ExchangeError, match="it was dropped from the run"):
+            newcomer()
 
 
 def test_one_of_three_waits_and_ends_without_going_on(tmp_path: Path) -> None:

@@ -195,6 +195,9 @@ def test_a_member_alone_cannot_have_another_one_shut_out() -> None:
     world.workers[0].note(barred=(1, 2))
     world.go_on(12)
     assert world.standing_meshes() == {(0, 1, 2)}
+    world.workers[0].note(barred=(1, 2))
+    world.say(0)
+    assert not world.coordinators[world.workers[0].followed]._bans.ranks
 
 
 def test_members_go_on_though_one_has_heard_of_a_mesh_that_never_was() -> None:

@@ -168,6 +168,10 @@ class LabHost:
         """Reconnect its network cable."""
         network.ip("link", "set", self._cable, "up")
 
+    def cut_one_way(self, inwards: bool) -> None:
+        """Lose all that is sent to it (``inwards``), or all that it sends, until ``set_rate(None)``."""
+        network.drop_packets(self._cable, self.pid, inwards)
+
     def set_rate(self, mbit: float | None) -> None:
         """Limit its link to ``mbit`` in both directions while it runs; ``None`` lifts the limit."""
         self._mbit = mbit

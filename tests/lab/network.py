@@ -83,6 +83,17 @@ def shape(port: str, pid: int, mbit: float | None, end: str = "eth0") -> None:
             _call([*tc, "qdisc", "replace", "dev", device, *words], check=True)
 
 
+def drop_packets(port: str, pid: int, inwards: bool, end: str = "eth0") -> None:
+    """Let no packet pass a cable in one direction, until :func:`shape` lifts that: the bucket is too small for any.
+
+    Args:
+        inwards: whether nothing reaches the namespace of ``pid``, or nothing leaves it.
+    """
+    tc = ["tc"] if inwards else ["nsenter", "-t", str(pid), "-n", "tc"]
+    words = ["root", "tbf", "rate", "8bit", "burst", "1", "latency", "1ms"]
+    _call([*tc, "qdisc", "replace", "dev", port if inwards else end, *words], check=True)
+
+
 def traffic(pid: int) -> Traffic:
     """Return the counters of eth0 in the network namespace of a process."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():

@@ -149,7 +149,7 @@ def test_validation_finds_values_that_a_later_section_hides(write: Write) -> Non
     assert load_profile("p", {}, config).profile.training.seed == 1
     assert validate_config(config) == [
         f'{config} [DEFAULT] seed = "x": not a whole number (seed of weights, '
-        "order and augmentation, >= 0, < 4294967296)"
+        "order and augmentation; for the same run again on several machines also balance = off, >= 0, < 4294967296)"
     ]
 
 

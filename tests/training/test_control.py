@@ -26,6 +26,8 @@ def test_a_command_waits_for_its_step() -> None:
     control.post(Command(command="stop", at_step=3))
     control.post(Command(command="admit", rank=2))
     assert control.next(2) is None and control.readmitted == {2}
+    control.post(Command(command="ban", rank=2))
+    assert (control.readmitted, control.banned) == (set(), {2})
     assert taken(control, 3) == ["stop"]
     assert control.next(4) is None
 

@@ -156,6 +156,8 @@ def test_after_an_election_members_can_leave_and_others_are_told_whom_to_follow(
     run.admit(3)
     assert rendezvous == [{"address": "0.0.0.0:7", "term": 2, "carrier": 2}] and run.meeting_point.elected == (2, 2, 7)
     assert orders[-1] == {"command": "admit", "rank": 3}  # a coordinator elected by members asks them
+    run._continue_without(3, "writes nonsense", 0.0)
+    assert orders[-1] == {"command": "ban", "rank": 3}
     run.kill()
 
 

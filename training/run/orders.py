@@ -53,7 +53,7 @@ class Command(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial", "unattended", "admit"]
+    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial", "unattended", "ban", "admit"]
     """``unattended``: nobody has been heard who started the run; the members train on, unless they wait for an order,
     and stop together then."""
     order: int = 0
@@ -66,7 +66,8 @@ class Command(BaseModel):
     relay: str = ""
     """Of ``redial``: the same of the relay."""
     rank: int = Field(0, ge=0)
-    """Of ``admit``: who was dropped, and is let in again by a coordinator that the members have elected."""
+    """Of ``ban`` and ``admit``: who is dropped for good, or let in again, by a coordinator that the members have
+    elected."""
     member: MemberPlan | None = None
     """Of ``expect``: the member that will join. Carried out at once; the member joins when all have confirmed it."""
     at_sync: bool = False
@@ -174,6 +175,8 @@ class Control:
         """Address of the coordinator and of the relay, where they are not those of the start any more."""
         self.readmitted: set[int] = set()
         """Ranks that may join again, under a coordinator that the members have elected."""
+        self.banned: set[int] = set()
+        """Ranks that were dropped for good under such a coordinator."""
         self._orders = MemberOrders()
         self._current: Command | None = None
         self._give_up: Callable[[str], None] = lambda why: None
@@ -195,8 +198,10 @@ class Control:
             self._expected = (*self._expected, command.member)
             self._on_expected(command.member)
             return
-        if command.command == "admit":
-            self.readmitted.add(command.rank)
+        if command.command in ("ban", "admit"):
+            gains, loses = (self.banned, self.readmitted)[:: 1 if command.command == "ban" else -1]
+            gains.add(command.rank)
+            loses.discard(command.rank)
             return
         if command.command == "redial":
             self.rendezvous = command.address, command.relay

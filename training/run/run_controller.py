@@ -229,6 +229,8 @@ class RunController:
         self._note_loss(rank, cause)
         self.members.detached.add(rank)
         self.meeting_point.ban(rank)
+        if self.meeting_point.elected:
+            self.members.send({"command": "ban", "rank": rank})
         self._orders.look()
         self.members.end_within(rank, grace)
 

@@ -254,7 +254,7 @@ def run_worker(
                 return initial if control.rendezvous is None else Rendezvous(*control.rendezvous)
 
             allegiance = _allegiance_to(initial)
-            allegiance.readmitted = control.readmitted
+            allegiance.readmitted, allegiance.banned = control.readmitted, control.banned
 
             def join() -> Exchange:
                 with _naming_lost(name):

@@ -2,8 +2,8 @@
 
 Only the supervisor drops for good, and it speaks to the coordinator that it has started. So every member knows from its
 coordinator who was dropped, and reports it. A coordinator that members elect believes what most of them report, so
-that no member alone can shut out another one; where the supervisor, which has come back, lets one in again, the members
-hear of it and report it no longer.
+that no member alone can shut out another one. Where the supervisor, which has come back, drops one or lets one in
+again, the members hear of it and report that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Bans:
     """
 
     def __init__(self, is_elected: bool) -> None:
-        self._is_elected = is_elected
+        self._is_elected, self._has_adopted = is_elected, not is_elected
         self.ranks: set[int] = set()
 
     def check(self, rank: int) -> None:
@@ -41,14 +41,19 @@ class Bans:
             mesh: the members that go on.
             connected: the ranks that have come, also others.
         """
+        self._has_adopted = True
         if self._is_elected:
             self.ranks |= _reported_by_most(mesh)
         return [(rank, BANNED) for rank in sorted(self.ranks & set(connected))]
 
-    def review(self, mesh: Collection[Member]) -> None:
-        """Lift the bans that most members have ceased to report."""
-        if self._is_elected and self.ranks:
+    def review(self, mesh: Collection[Member], connected: Collection[int]) -> list[Verdict]:
+        """Lift the bans that most members have ceased to report, and adopt new ones; see :meth:`adopt`, before which
+        too few members have come to judge."""
+        if not self._has_adopted:
+            return []
+        if self._is_elected:
             self.ranks &= _reported_by_most(mesh)
+        return self.adopt(mesh, connected)
 
 
 def _reported_by_most(mesh: Collection[Member]) -> set[int]:

@@ -121,7 +121,7 @@ class CoordinatorClient:
         report, committed = self._state(), self._committed
         earlier = tuple(c for c in report.earlier if committed is None or c.epoch > committed.epoch)
         allegiance = self._joining.allegiance
-        barred = tuple(sorted(allegiance.barred - allegiance.readmitted))
+        barred = tuple(sorted((allegiance.barred | allegiance.banned) - allegiance.readmitted))
         return report.model_copy(update={"committed": committed, "earlier": earlier, "barred": barred})
 
     def note_full(self, mesh: Configuration) -> None:

@@ -124,9 +124,9 @@ class GroupMembership:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            self._bans.review(self._in_role("live"))
+            banned = self._drop_all(self._bans.review(self._in_role("live"), self.members))
             self._commit()
-            if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
+            if banned or report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str, hung_up: bool = False) -> None:

@@ -35,6 +35,8 @@ class Allegiance:
     """Who was dropped for good, as the coordinator says."""
     readmitted: set[int] = field(default_factory=set)
     """Whom the supervisor has let in again since the election."""
+    banned: set[int] = field(default_factory=set)
+    """Whom the supervisor has dropped for good since the election."""
 
 
 @dataclass(frozen=True)
