@@ -123,7 +123,7 @@ def test_rows_that_no_part_has_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "options", "layout"),
-    [(("box", "box"), {}, "shard"), (("a", "b"), {}, "pipeline"), (("box", "box"), {"engine": "nccl"}, "pipeline")],
+    [(("box", "box"), {}, "shard"), (("a", "b"), {}, "pipeline"), (("box", "box"), {"engine": "nccl"}, "refused")],
 )
 def test_gpus_of_one_machine_hold_shards_where_no_setting_fits_one(
     names: tuple[str, ...], options: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +134,10 @@ def test_gpus_of_one_machine_hold_shards_where_no_setting_fits_one(
         monkeypatch.setattr(module, "size_for", lambda profile: size)
     profile = profile_of(fit_memory="off", batch_size=1, layout="auto", **options)
     budgets = [MemoryBudget(name, 9 << 30, "cuda") for name in names]
+    if layout == "refused":
+        with pytest.raises(BadInput, match="it is not divided: a pipeline has one member: engine = nccl has nothing"):
+            divided_plan.fit_or_divide(profile, budgets)
+        return
     assert divided_plan.fit_or_divide(profile, budgets).run.layout == layout
     local = profile.model_copy(update={"run": profile.run.model_copy(update={"workers": 2})})
     lines: list[str] = []

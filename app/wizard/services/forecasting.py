@@ -27,7 +27,7 @@ from distributed.planning import planner
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
-from distributed.planning.layouts.divided_plan import fit_or_divide, plan_layout
+from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import ESTIMATED, IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
@@ -76,7 +76,7 @@ class Forecast:
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
             return planning
-        if row.candidate.choice.blocks:
+        if is_divided(self.profile):
             cluster, only_member = self.measurements.figures.cluster, not can_have_members(self.machines)
             divided = plan_layout(cluster, planning.job, self.profile, only_member=only_member, chosen=row.index)
             return planner.with_hashes(divided, cluster, self.profile)

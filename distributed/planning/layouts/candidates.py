@@ -17,16 +17,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, count, groupby, pairwise, permutations, takewhile
 from math import comb, inf
+from typing import Literal, cast
 
-from distributed.planning.documents.cluster import ClusterMachine
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
 from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.cut import PlannedCut, StageChain, StageDevice
 from distributed.planning.layouts.divided import sharded, tensor
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.stage_devices import FP32_BYTES, StagedJob, budget_of
-from distributed.planning.memory.fitting import changed_options, fit_to_budgets
+from distributed.planning.memory.fitting import NO_TOLERANCE, MemoryBudget, changed_options, fit_to_budgets
 from distributed.planning.memory.memory_model import need_of
 from profiles.errors import BadInput, counted
+from profiles.schema import Profile
+from training.tasks.inputs.model_size import ModelSize
 
 MOST_ORDERED = 5
 """Devices of which all orders are tried; more stand in the order of their memory, because the first stage has the most
@@ -45,7 +48,7 @@ def layout_candidates(job: LayoutJob) -> list[LayoutCandidate]:
     """
     if not job.devices:
         raise BadInput("no machine of these was measured", "measure them first")
-    whole = [] if job.divides else [each for machine in job.devices if (each := _whole(job, machine)) is not None]
+    whole = [] if job.divides else whole_candidates(job)
     if whole:
         fitting = min(whole, key=lambda candidate: len(candidate.options))
         others: tuple[Layout, ...] = ("pipeline", "shard", "tensor")
@@ -63,19 +66,38 @@ def _order(candidate: LayoutCandidate) -> tuple[object, ...]:
 # ---------------------------------------------------------------------------------------------------------- one machine
 
 
+def whole_candidates(job: LayoutJob) -> list[LayoutCandidate]:
+    """Return the layout without a division on each device that can hold the model with the options that are open."""
+    return [each for machine in job.devices if (each := _whole(job, machine)) is not None]
+
+
 def _whole(job: LayoutJob, machine: ClusterMachine) -> LayoutCandidate | None:
-    """Return the layout without a division, if a device can hold the model with the options that are open."""
+    budget = budget_of(machine)
     try:
-        fitted = fit_to_budgets(job.profile, job.size, [budget_of(machine)], True, job.with_8_bits)
+        fitted = fit_to_budgets(job.profile, job.size, [budget], True, job.with_8_bits, NO_TOLERANCE)
     except BadInput:
         return None
+    staged = replace(job.stagings()[0], profile=fitted.profile)
+    seconds = sum(staged.seconds(machine))
+    need = need_of(fitted.profile, job.size, True, on_gpu=machine.device == "cuda", bf16=machine.bf16)
+    forecast = StageForecast(
+        name=machine.name,
+        start=0,
+        end=len(job.size.blocks),
+        seconds=seconds,
+        under_way=1,
+        memory=need.total,
+        memory_usable=budget.usable,
+    )
     return LayoutCandidate(
         layout="replicate",
         accepted=True,
         reason=Reason.of("layout-fits", machine.name),
+        members=((forecast,),),
         options=fitted.changes,
-        micro_batch=fitted.profile.training.batch_size,
-        micro_batches=fitted.profile.training.gradient_accumulation,
+        micro_batch=staged.batch,
+        micro_batches=staged.micro_batches,
+        step=staged.micro_batches * seconds,
     )
 
 
@@ -94,8 +116,41 @@ def _too_large(job: LayoutJob) -> LayoutCandidate:
 # ------------------------------------------------------------------------------------------------------------ pipelines
 
 
-def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
-    """Yield the best pipeline for each number of members and of devices in each."""
+def pipeline_in_memory(profile: Profile, size: ModelSize, budgets: Sequence[MemoryBudget]) -> LayoutCandidate:
+    """Return a pipeline of one member for machines of which only the memory is known: one that fits, or the refusal of
+    one over all of them. Its times mean nothing.
+
+    Args:
+        size: of a model with known blocks.
+    """
+    each = [budget for budget in budgets for _ in range(budget.members)]
+    machines = [
+        ClusterMachine(
+            name=budget.name if len(each) == len({b.name for b in each}) else f"{budget.name}:{index}",
+            identity="one machine",  # so that all are linked
+            device=cast(Literal["cpu", "cuda", "mps"], budget.device),
+            bf16=budget.bf16,
+            memory_total=budget.total // (1 if budget.device == "cuda" else budget.members),
+            blocks=(1.0,) * len(size.blocks),
+        )
+        for index, budget in enumerate(each)
+    ]
+    pipelines = _pipelines(LayoutJob(profile, size, Cluster(machines=tuple(machines)), divides=True), 1)
+    refused: LayoutCandidate | None = None
+    for pipeline in pipelines:
+        if pipeline.accepted:
+            return pipeline
+        refused = pipeline
+    assert refused is not None  # with fewer than two devices it is one refusal
+    return refused
+
+
+def _pipelines(job: LayoutJob, most_members: int = 0) -> Iterator[LayoutCandidate]:
+    """Yield the best pipeline for each number of members and of devices in each.
+
+    Args:
+        most_members: 0: as many as there are devices for.
+    """
     devices = len(job.devices)
     if not job.size.blocks:
         yield refusal("pipeline", "layout-no-blocks")
@@ -106,7 +161,7 @@ def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
     elif devices < 2:
         yield refusal("pipeline", "layout-one-device", job.devices[0].name)
     else:
-        for members in range(1, devices // 2 + 1):
+        for members in range(1, (most_members or devices // 2) + 1):
             for stages in range(2, min(devices // members, len(job.size.blocks)) + 1):
                 yield _pipeline(job, members, stages)
 

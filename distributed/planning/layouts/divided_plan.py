@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import Job, Planning, Reason, Settings
-from distributed.planning.layouts.candidates import layout_candidates
+from distributed.planning.layouts.candidates import layout_candidates, pipeline_in_memory, whole_candidates
 from distributed.planning.layouts.divided import why_shards
 from distributed.planning.layouts.hybrid import (
     DividedWay,
@@ -18,19 +18,26 @@ from distributed.planning.layouts.hybrid import (
     way_of,
 )
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, member_name
-from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
+from distributed.planning.memory.fitting import NO_TOLERANCE, MemoryBudget, fit, fit_to_budgets
+from distributed.planning.reasons import sentence
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
+from training.layouts.compatibility import refusal_of_layout
 from training.layouts.inside.checks import refusal_inside
 from training.records.plan import DevicePlan, MemberPlan
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import model_folder
-from training.tasks.registry import inputs_of, size_for
+from training.tasks.registry import size_for
 
 
 def is_divided(profile: Profile) -> bool:
     """Whether the planner cuts the model of a profile: it is to be a pipeline, and its blocks are known."""
     return profile.run.layout == "pipeline" and _has_blocks(size_for(profile))
+
+
+def is_open(profile: Profile) -> bool:
+    """Whether the planner has chosen to divide the model, and nobody has set it."""
+    return "layout" not in profile.run.model_fields_set
 
 
 def _has_blocks(size: ModelSize | None) -> bool:
@@ -42,8 +49,9 @@ def fit_or_divide(
 ) -> Profile:
     """Return the profile fitted to all memory budgets; where no setting fits, one whose model is divided among them.
 
-    With a layout other than ``auto`` the profile decides. A model that one of the machines holds is not divided: that
-    machine alone is faster.
+    With a layout other than ``auto`` the profile decides. With it, a model is divided where it would take memory on one
+    of the machines that the system and other programs may need; if another one of them holds the whole model, the
+    planner compares it with divisions (:func:`plan_layout`). A model that cannot be divided may be tight.
 
     Args:
         report: is called with a line about what was changed.
@@ -53,17 +61,21 @@ def fit_or_divide(
     """
     if is_divided(profile):
         return profile  # the planner fits each stage to its device
-    try:
+    if profile.run.layout != "auto" or sum(budget.members for budget in budgets) < 2:
         return fit(profile, budgets, report)
+    try:
+        return fit(profile, budgets, report, NO_TOLERANCE)
     except BadInput as error:
-        if profile.run.layout != "auto" or sum(budget.members for budget in budgets) < 2:
-            raise
+        inside = _inside(profile, budgets, report)
+        why = "" if inside else _why_no_pipeline(profile, budgets)
+        if not why:
+            report(f"{error.problem}: the model is divided")
+            return inside or _as(profile, "pipeline")
+    try:
+        return fit(profile, budgets, report, 1.0)  # which is tight
+    except BadInput as error:
         alone = _why_alone(profile, budgets)
-        inside = None if alone else _inside(profile, budgets, report)
-        if inside is None and (why := alone or _why_no_pipeline(profile)):
-            raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}") from None
-        report(f"{error.problem}: the model is divided")
-        return inside or _as(profile, "pipeline")
+        raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}{alone}") from None
 
 
 def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
@@ -72,20 +84,36 @@ def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Calla
     Raises:
         BadInput: they cannot either.
     """
-    try:
+    if profile.run.layout != "auto" or profile.run.workers < 2:
         return fit(profile, budgets, report)
+    try:
+        return fit(profile, budgets, report, NO_TOLERANCE)
     except BadInput as error:
-        if profile.run.layout != "auto" or profile.run.workers < 2:
-            raise
         with suppress(BadInput):
-            fitted = _inside(profile, budgets, report) or fit(_as(profile, "pipeline"), budgets, report)
+            fitted = _inside(profile, budgets, report) or _in_stages(profile, budgets, report)
             report(f"{error.problem}: the model is divided over {counted(profile.run.workers, 'worker')}")
             return fitted
-        raise
+    return fit(profile, budgets, report)
+
+
+def _in_stages(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
+    """Return the profile of a pipeline over the workers of this machine.
+
+    Raises:
+        BadInput: it is not possible, or does not fit.
+    """
+    staged = _as(profile, "pipeline")
+    if why := refusal_of_layout(staged, profile.run.workers):
+        raise BadInput(f"layout = pipeline {why}", "set layout = replicate")
+    return fit(staged, budgets, report, NO_TOLERANCE)
 
 
 def _as(profile: Profile, layout: Layout) -> Profile:
-    return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": layout})})
+    """Return the profile with a layout that is chosen here: it does not count as set in the profile."""
+    run = profile.run
+    values = {**dict(run), "layout": layout}
+    chosen = type(run).model_construct(_fields_set=run.model_fields_set - {"layout"}, **values)
+    return profile.model_copy(update={"run": chosen})
 
 
 def _inside(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile | None:
@@ -120,27 +148,31 @@ def _why_no_slices(profile: Profile, devices: int) -> str:
     return refusal_of_folder(folder, devices)
 
 
-def _why_no_pipeline(profile: Profile) -> str:
-    """Return why a model cannot be cut into stages; empty: it can."""
-    if not _has_blocks(size_for(profile)):
+def _why_no_pipeline(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
+    """Return why a model cannot be cut into stages for these memories; empty: it can."""
+    size, staged = size_for(profile), _as(profile, "pipeline")
+    if size is None or not size.blocks:
         return "its blocks are not known"
-    refusal = inputs_of(profile.model.task).refusal_in_stages(profile)
-    return f"a pipeline {refusal}" if refusal else ""
+    if refusal := refusal_of_layout(staged, sum(budget.members for budget in budgets)):
+        return f"a pipeline {refusal}"
+    pipeline = pipeline_in_memory(staged, size, budgets)
+    return "" if pipeline.accepted else sentence(pipeline.reason)
 
 
 def _why_alone(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
-    """Return which of the machines holds a model that does not fit them all; empty: none."""
+    """Return which of the machines holds the whole model, as the end of a sentence; empty: none."""
     for budget in budgets:
         with suppress(BadInput):
-            fit_to_budgets(profile, size_for(profile), [budget], alone=True)
-            return f"{budget.name} holds the whole model, and trains it faster without the others"
+            fit_to_budgets(profile, size_for(profile), [budget], alone=True, tolerance=NO_TOLERANCE)
+            return f"; {budget.name} holds the whole model, without the others"
     return ""
 
 
 def plan_layout(
     cluster: Cluster, job: Job, profile: Profile, *, only_member: bool = False, chosen: int = 0
 ) -> Planning:
-    """Plan a run of one member whose devices hold the model together, or of several such members.
+    """Plan a run of one member whose devices hold the model together, or of several such members; where nobody has set
+    that the model is divided, also of one device that holds all of it.
 
     Args:
         cluster: with the times of the blocks, or with measured steps of a model that was held whole.
@@ -157,7 +189,8 @@ def plan_layout(
             counts = f"{len(machine.blocks)} blocks, and this one has {len(size.blocks)}"
             raise BadInput(f"the model measured on {machine.name} has {counts}", "measure this profile")
     merging = merging_of(profile)
-    candidates = layout_candidates(LayoutJob(profile, size, cluster, merging["interval"], divides=True))
+    layout_job = LayoutJob(profile, size, cluster, merging["interval"], divides=True)
+    candidates = layout_candidates(layout_job)
     fitting = [each for each in candidates if each.layout == "pipeline" and each.accepted and each.fits]
     if stages := profile.run.stages:  # by hand: as many members as fit
         taken = sorted((p for p in fitting if len(p.members[0]) == stages), key=lambda p: -len(p.members))[:1]
@@ -165,6 +198,7 @@ def plan_layout(
     else:
         ways = [way_of(pipeline, job, merging) for pipeline in fitting if len(pipeline.members) == 1]
         ways += [] if only_member else hybrid_ways(profile, size, cluster, job, fitting)
+        ways += [way_of(whole, job, merging) for whole in whole_candidates(layout_job)] if is_open(profile) else []
         ways = ranked_ways(ways, job)
     if not ways:  # the lines about the layouts that a person could not choose would tell nothing
         refused = [each.reason for each in candidates if each.layout == "pipeline"]
@@ -185,10 +219,15 @@ def _settings(way: DividedWay, cluster: Cluster, profile: Profile) -> Settings:
     layout = way.layout
     changed = {name: after for name, (_, after) in layout.options.items()}
     batch_size = int(changed.get("batch_size", profile.training.batch_size))
-    members = [_member(rank, stages, batch_size, layout, cluster) for rank, stages in enumerate(layout.members)]
+    if way.is_whole:
+        device = layout.members[0][0].name
+        whole = MemberPlan(rank=0, name=device, batch_size=batch_size)
+        members = [whole.on_device(machine=cluster.machine(device).machine_name)]
+    else:
+        members = [_member(rank, stages, batch_size, layout, cluster) for rank, stages in enumerate(layout.members)]
     stages = {"stages": len(layout.members[0])} if len(members) > 1 else {}
     return Settings(
-        options={"layout": "pipeline", **stages, **changed, **way.options},
+        options={"layout": layout.layout, **stages, **changed, **way.options},
         members=tuple(members),
         engine="mesh",
         left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*way.candidate.choice.members})),

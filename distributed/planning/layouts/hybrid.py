@@ -67,6 +67,11 @@ class DividedWay:
         return len(self.layout.members)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether its only device holds the whole model."""
+        return self.layout.layout == "replicate"
+
+    @property
     def name(self) -> str:
         """``2 members of 3 devices``."""
         return f"{counted(self.members, 'member')} of {counted(len(self.layout.members[0]), 'device')}"
@@ -108,8 +113,8 @@ def way_of(layout: LayoutCandidate, job: Job, merging: Merging, learning: Learni
 def ranked_ways(ways: Sequence[DividedWay], job: Job) -> list[DividedWay]:
     """Return ways that fit, best first, with their speed-up over the fastest one of one member, or of all if none is.
 
-    Of those that are about as fast as the fastest, the one with the fewest members comes first, then one whose members
-    exchange in every step.
+    Of those that are about as fast as the fastest, the one with the fewest members comes first, then one whose model is
+    not divided, then one whose members exchange in every step.
     """
     basis = max((way.candidate.samples_per_second for way in ways if way.members == 1), default=0.0)
     basis = basis or max((way.candidate.samples_per_second for way in ways), default=1.0)
@@ -120,7 +125,9 @@ def ranked_ways(ways: Sequence[DividedWay], job: Job) -> list[DividedWay]:
     near_ties = [
         w for w in ranked if w.candidate.loss_increase <= most and about_equal(w.candidate, ranked[0].candidate)
     ]
-    simplest = min(near_ties, key=lambda way: (way.members, way.candidate.loss_increase))
+    simplest = min(
+        near_ties, key=lambda way: (way.members, len(way.layout.members[0]) > 1, way.candidate.loss_increase)
+    )
     return [simplest, *(way for way in ranked if way is not simplest)]
 
 
@@ -282,7 +289,7 @@ def _candidate(layout: LayoutCandidate, job: Job, merging: Merging) -> Candidate
             **merging,
             engine="mesh",
             members=tuple(stage.name for stage in stages),
-            blocks=tuple((stage.start, stage.end) for stage in stages),
+            blocks=tuple((s.start, s.end) for s in stages if layout.layout == "pipeline"),
         ),
         step=step,
         samples_per_second=run.mean_batch / step if step else 0.0,

@@ -49,6 +49,8 @@ _DRIVER_BYTES = 600_000_000
 """GPU memory reserved for driver and libraries, besides a sixteenth for fragmentation."""
 ESTIMATE_TOLERANCE = 1.25
 """Factor by which an estimate must exceed a machine's memory before the machine is refused."""
+NO_TOLERANCE = 0.0
+"""Refuse a machine if the estimate exceeds the memory that training may use."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,21 @@ class FitResult:
 
 
 def fit(
-    profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None] = lambda line: None
+    profile: Profile,
+    budgets: Sequence[MemoryBudget],
+    report: Callable[[str], None] = lambda line: None,
+    tolerance: float = ESTIMATE_TOLERANCE,
 ) -> Profile:
     """Return the profile fitted to memory budgets, by the model's files on this machine.
 
     Args:
         report: is called with a line about the changes, if there are any.
+        tolerance: see :func:`fit_to_budgets`.
 
     Raises:
         BadInput: the settings of the user cannot fit.
     """
-    result = fit_to_budgets(profile, size_for(profile), budgets)
+    result = fit_to_budgets(profile, size_for(profile), budgets, tolerance=tolerance)
     if result.line:
         report(result.line)
     return result.profile
@@ -175,12 +181,15 @@ def fit_to_budgets(
     budgets: Sequence[MemoryBudget],
     alone: bool | None = None,
     with_8_bits: Callable[[], bool] = has_8_bits,
+    tolerance: float = ESTIMATE_TOLERANCE,
 ) -> FitResult:
     """Return the profile fitted to all memory budgets.
 
     Args:
         alone: whether one member trains by itself, without exchanges; by default whether the budgets have one member.
         with_8_bits: whether the frozen weights can be held in 8 bits.
+        tolerance: multiple of a machine's memory that the smallest estimate may reach; what exceeds the part that
+            training may use is tight. :data:`NO_TOLERANCE`: nothing may be tight.
 
     Raises:
         BadInput: the model with the settings of the user cannot fit; says by how much, and which settings would.
@@ -215,7 +224,7 @@ def fit_to_budgets(
             return first_fit if first_fit.changes else replace(first_fit, tightest=None)
     smallest = min(candidates(), key=lambda candidate: fullest(candidate)[0])
     tightest = fullest(smallest)[1]
-    if need(smallest, tightest) * tightest.members > tightest.total * ESTIMATE_TOLERANCE:
+    if need(smallest, tightest) * tightest.members > tightest.total * tolerance:
         all_changes = _candidates(profile, frozenset(FITTED), with_8_bits, Relaxations())
         fitting = (candidate for candidate in all_changes if fullest(candidate)[0] <= 1)
         raise _too_large(profile, tightest, need(smallest, tightest), next(fitting, None), need)
