@@ -108,6 +108,10 @@ class StoppedByUser(MusterError):
 
     exit_code = ExitCode.STOPPED
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows (IPython asks for it): the message alone."""
+        return [str(self)]
+
 
 def where_it_failed(error: Exception) -> str:
     """Return an error of the user's code in one line, with the file and line of the innermost frame."""

@@ -10,19 +10,21 @@
 from __future__ import annotations
 
 import multiprocessing.spawn
+import os
 import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
 from profiles.installation import RUNS_FOLDER, program
 from profiles.schema import Profile
 from training.records.events import Event
-from training.records.plan import RunPlan
+from training.records.plan import FIT, RunPlan
 from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.run_index import remember
@@ -130,7 +132,7 @@ class ObjectTrainer(ABC):
             BadInput: an unknown option or strategy, objects that cannot be used, or a run that cannot be resumed.
             MachinesNotReady: a machine cannot take part.
             RunFailed: the run failed; the message names the first cause.
-            StoppedByUser: the user stopped it.
+            StoppedByUser: the user stopped it; where nothing catches it, the program ends with one line, no traceback.
         """
         if getattr(sys.modules["__main__"].__spec__, "name", "") == _WORKER:
             hint = 'put what calls fit() under: if __name__ == "__main__":'
@@ -153,7 +155,10 @@ class ObjectTrainer(ABC):
         model = make_model(self.model, profile.training.seed)
         self.outcome = self._resume(*earlier, job) if earlier else self._run(profile, job)
         if self.outcome.status != "completed":
-            raise failure_of(self.outcome)
+            error = failure_of(self.outcome)
+            if isinstance(error, StoppedByUser):
+                end_without_traceback()
+            raise error
         load_result(model, self.outcome.run_dir / "model")
         self.model = model
         return model
@@ -252,12 +257,12 @@ class LocalTrainer(ObjectTrainer):
         if self._cluster is not None:
             plan = self._cluster.with_clock(plan)
         output = Path(profile.run.output_dir)
-        run_folder = RunFolder.create(output, plan, ["LocalTrainer.fit"])
+        run_folder = RunFolder.create(output, plan, _command())
         remember(output)
         return self._carry_out(run_folder, job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
-        return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)
+        return self._carry_out(RunFolder.resume(path, plan, _command()), job)
 
     def _carry_out(self, folder: RunFolder, job: CustomJob) -> RunOutcome:
         def say(text: str) -> None:
@@ -294,6 +299,26 @@ def failure_of(outcome: RunOutcome) -> MusterError:
     if outcome.resumable and has_snapshots(outcome.run_dir):
         hints.append(f'resume with: fit(resume="{outcome.run_dir}")')
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
+
+
+def end_without_traceback() -> None:
+    """Have an uncaught :class:`StoppedByUser` end the program with one line and exit code 130: it is no error of the
+    script. Other exceptions go to the hook that was there before."""
+    previous = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, StoppedByUser):
+            return previous(kind, error, trace)
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+    sys.excepthook = show
+
+
+def _command() -> list[str]:
+    """Return what started a run: the call, and the script, where there is one."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return [FIT, *([os.path.abspath(script)] if script else [])]
 
 
 def write_objects(job: CustomJob, folder: Path) -> None:

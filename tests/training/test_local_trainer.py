@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from app.cli.runs.listing import _cells
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.files.resolve import profile_from_options
 from profiles.installation import RUNS_FOLDER
@@ -30,6 +32,7 @@ from training.local_trainer import OBJECTS, LocalTrainer, write_objects
 from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.records.run_index import other_folders
+from training.records.runs import find_model, list_runs
 from training.run.local_plan import plan_local_run
 from training.run.outcome import RunOutcome
 from training.run.requests.request_book import leave_request
@@ -272,11 +275,13 @@ def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_fit_obeys_the_requests_that_others_leave_in_its_folder(tmp_path: Path) -> None:
-    asked: list[str] = []
+    asked, cells = list[str](), list[dict[str, str]]()
 
     def ask_once(event: Event) -> None:
         if isinstance(event, StepEvent) and not asked:
             (path,) = tmp_path.glob("*-local")
+            (run,) = list_runs(tmp_path)
+            cells.append(_cells(run))
             asked.append(leave_request(path, "stop"))
 
     trainer = LocalTrainer(
@@ -284,6 +289,10 @@ def test_a_fit_obeys_the_requests_that_others_leave_in_its_folder(tmp_path: Path
     )
     with pytest.raises(StoppedByUser, match="0 steps lost"):
         trainer.fit(max_steps=1_000_000)
+    ((profile, trained),) = [(row["profile"], row["trained"]) for row in cells]
+    assert re.fullmatch(r"local( \(.*\))?", profile) and re.fullmatch(r"\d+:\d\d", trained)  # while it trains
+    with pytest.raises(BadInput, match=r"resume it with: fit\(resume="):
+        find_model(tmp_path, "local")
 
 
 @pytest.mark.usefixtures("started_cold")
@@ -297,7 +306,11 @@ def test_a_failed_fit_says_why(tmp_path: Path) -> None:
     assert len(errors) == 1
 
 
-def test_ctrl_c_during_fit_loses_no_step(tmp_path: Path) -> None:
+def test_ctrl_c_during_fit_loses_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nothing catches ends the script with one line and the exit code of Ctrl-C, without a traceback."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     steps: list[int] = []
 
     def interrupt(event: Event) -> None:
@@ -308,8 +321,12 @@ def test_ctrl_c_during_fit_loses_no_step(tmp_path: Path) -> None:
 
     loss = nn.functional.mse_loss
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=loss, output_dir=tmp_path, on_event=interrupt)
-    with pytest.raises(StoppedByUser, match="0 steps lost"):
+    with pytest.raises(StoppedByUser, match="0 steps lost") as stopped:
         trainer.fit(strategy="diloco", max_steps=100_000, sync_interval=10, snapshot_interval=0)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(stopped.type, stopped.value, stopped.tb)
+    assert ended.value.code == 130 and capsys.readouterr().err == f"{stopped.value}\n"
     assert trainer.outcome is not None and trainer.outcome.metrics["kept_step"] == max(steps)
 
 

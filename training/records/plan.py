@@ -358,6 +358,8 @@ class RunMetadata(BaseModel):
 
 SCRIPT = "script"
 """Name of the strategy of a launched script, which has its own."""
+FIT = "LocalTrainer.fit"
+"""Stands for the command of a run that a script's call started, before the script."""
 
 
 def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:

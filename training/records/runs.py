@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER, program
-from training.records.plan import FINAL, RunMetadata, RunPlan, Status, status_word
+from training.records.plan import FINAL, FIT, RunMetadata, RunPlan, Status, status_word
 from training.records.run_files import FolderLock, explain
 from training.records.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
 from training.records.run_index import other_folders
@@ -211,14 +211,14 @@ def find_model(output_dir: Path, reference: str) -> Path:
     if reference and path.is_dir() and not (path / "metadata.json").is_file():
         return finished_model(path) or path  # a run whose documents are gone still has its model
     fitting = (run for run in list_runs(output_dir) if reference in ("", run.profile))
-    with_model = (run for run in fitting if finished_model(run.path))
-    newest = next(with_model, None)
-    run = newest.path if newest else find_run(output_dir, reference)
+    run = next((run.path for run in fitting if finished_model(run.path)), None) or find_run(output_dir, reference)
     if not finished_model(run):
         state = summarise(run)
-        name = state.run_id if output_dir == RUNS_FOLDER else run  # a path also tells where the run is
-        live = f"the model is written at the end; watch the run with: {program('runs', 'attach', str(name))}"
-        what_next = live if state.live else f"resume it with: {program('distributed-train', '--resume', str(name))}"
+        name = str(state.run_id if output_dir == RUNS_FOLDER else run)  # a path also tells where the run is
+        live = f"the model is written at the end; watch it with: {program('runs', 'attach', name)}"
+        is_fit = state.metadata is not None and state.metadata.command[:1] == [FIT]
+        resume = f'fit(resume="{run}")' if is_fit else program("distributed-train", "--resume", name)
+        what_next = live if state.live else f"resume it with: {resume}"
         if state.status == "completed":  # a run of the tour, or its model was removed
             what_next = f"train one with: {program('distributed-train', 'PROFILE')}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)

@@ -10,6 +10,7 @@ import shutil
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ from app.run_view.view import RunView, read_view
 from app.task_results import results_of
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.records.plan import SCRIPT, status_word
+from training.records.plan import FIT, SCRIPT, status_word
 from training.records.run_folder import RunFolder
 from training.records.runs import (
     RunSummary,
@@ -210,7 +211,13 @@ def _cells(run: RunSummary, most: int | None = None) -> dict[str, str]:
     if metadata is None:
         return cells
     result = metadata.error_message or _headline_of(metadata.metrics, most)
-    return {**cells, "trained": duration_text(run.seconds), "workers": str(len(metadata.hosts)), "result": result}
+    fit, script = [*metadata.command, "", ""][:2]
+    if fit == FIT and script:
+        cells["profile"] += f" ({Path(script).name})"
+    seconds = run.seconds
+    if run.live and run.started and metadata.attempt == 1:
+        seconds = (datetime.now(timezone.utc) - run.started).total_seconds()
+    return {**cells, "trained": duration_text(seconds), "workers": str(len(metadata.hosts)), "result": result}
 
 
 def _headline_of(metrics: dict[str, Any], most: int | None) -> str:
