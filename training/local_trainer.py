@@ -307,10 +307,10 @@ def end_without_traceback() -> None:
     previous = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, StoppedByUser):
-            return previous(kind, error, trace)
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        if isinstance(error, StoppedByUser):
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
+        previous(kind, error, trace)
 
     sys.excepthook = show
 

@@ -57,7 +57,10 @@ class DashboardApp(MusterApp):
         return self.dashboard.headless()
 
     def brief_command(self) -> str:
-        return command_line("runs", "attach", "--plain")  # to the newest run
+        picture = self.dashboard.picture
+        run = picture.plan.run_id[-4:] if picture.plan is not None else ""  # the end of an id is enough
+        words = ("replay", run) if picture.replayed else ("attach", "--plain", run)
+        return command_line("runs", *filter(None, words)) + " | cat" * picture.replayed
 
     def command_records(self) -> list[CommandRecord]:
         return [*(asked.record for asked in self.dashboard.commands.asked), *super().command_records()]

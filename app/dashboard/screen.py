@@ -179,8 +179,8 @@ class DashboardScreen(BaseScreen):
         return f"{self._pane.ABOUT}\n{names}\n" if self.ready else ""
 
     def headless(self) -> str:
-        words = ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")
-        return command_about(self.picture.path, "runs", *words)
+        words = ("replay",) if self._replay else ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")
+        return command_about(self.picture.path, "runs", *words) + " | cat" * self._replay
 
     def copied(self) -> str:
         return self._pane.copied() or (self.picture.plan.run_id if self.picture.plan else str(self.picture.path))

@@ -221,7 +221,7 @@ class QuestionDialog(Dialog):
 
 
 class CommandLogDialog(Dialog):
-    """Every command that was run on any machine, and other actions there, oldest first."""
+    """Every command that was run on any machine, and other actions there, newest first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
@@ -229,11 +229,8 @@ class CommandLogDialog(Dialog):
         nothing = literal(
             "Nothing yet. Every command run from here on a machine, this one included, is listed.", "$text-muted"
         )
-        ordered = sorted(records, key=lambda record: record.at)
-        super().__init__("Commands by machine", *(map(_record, ordered) if records else (nothing,)))
-
-    def on_mount(self) -> None:
-        self.query_one("#content").anchor()  # stay at the newest, even if lines fold after the first layout
+        ordered = sorted(records, key=lambda record: record.at)[::-1]
+        super().__init__("Commands by machine, newest first", *(map(_record, ordered) if records else (nothing,)))
 
 
 def _record(record: CommandRecord) -> Content:

@@ -19,7 +19,7 @@ class CommandRecord:
 
     machine: str
     command: str
-    """The command in one line; embedded programs are cut."""
+    """The command in one line; an embedded program is named by its length."""
     outcome: str = ""
     """``ok``, ``ended``, or what went wrong; empty while it runs."""
     at: float = 0.0
@@ -32,12 +32,17 @@ _guard = threading.Lock()
 
 def note(machine: str, argv: Sequence[str]) -> CommandRecord:
     """Record a command that starts now; its stdin is not recorded."""
-    words = (" ".join(word.split()) for word in argv)
+    words = (_program(word) if "\n" in word else word for word in argv)
     cut = (word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}..." for word in words)
     ran = CommandRecord(machine, " ".join(cut)[:_LONGEST], at=time.time())
     with _guard:
         _ran.append(ran)
     return ran
+
+
+def _program(word: str) -> str:
+    """Return what stands for a program that a command brings along: nobody reads or pastes it from a list."""
+    return f"<a program of Muster's, {word.count(chr(10)) + 1} lines>"
 
 
 @contextlib.contextmanager

@@ -94,9 +94,9 @@ def _check_sound(files: Sequence[Path]) -> None:
         BadInput: none can.
     """
     if files and not any(file.exists() for file in files):
-        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
+        raise BadInput(f"{visible(files[0])}: no such file", "check the path")
     if files and len(damage := list(_unreadable(files))) == len(files):
-        raise BadInput(damage[0], "name sound files")
+        raise BadInput(damage[0])
 
 
 def _unreadable(files: Iterable[Path]) -> Iterator[str]:

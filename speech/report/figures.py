@@ -106,7 +106,7 @@ def difference_lines(difference: WerDifference) -> list[str]:
     """Return the difference in WER between two models, with its confidence interval, as text."""
     first_wer = metric_text("wer", difference.first, exact=True)  # points need both, however high
     second_wer = metric_text("wer", difference.second, exact=True)
-    interval = f"95 % interval {difference.low * 100:+.1f} to {difference.high * 100:+.1f} points"
+    interval = f"95 % interval {_interval(difference)}"
     p = (
         f"{difference.p:.2f}"
         if difference.p >= 0.1
@@ -136,6 +136,16 @@ def difference_lines(difference: WerDifference) -> list[str]:
             f"      left out: {counted(difference.left_out, 'recording')} that only one of the two transcribed"
         )
     return lines
+
+
+def _interval(difference: WerDifference) -> str:
+    """Return ``42.5 to 50.0 fewer``, or ``3.0 more to 60.0 fewer`` where it includes 0; fewer than none wrong cannot
+    be."""
+    low, high = (max(end, -difference.first) * 100 for end in (difference.low, difference.high))
+    if low < 0 < high:
+        return f"{high:.1f} more to {-low:.1f} fewer"
+    ends = sorted((abs(low), abs(high)))
+    return f"{ends[0]:.1f} to {ends[1]:.1f} {'fewer' if low < 0 else 'more'}"
 
 
 def difference_document(difference: WerDifference) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("runs list --output notes", "Not a directory", "--output"),
         ("profiles show dem", "there is no profile 'dem'", "did you mean"),
         ("transcribe", "no recording was named", "--microphone"),
-        ("transcribe /away/clip.m4a", "/away/clip.m4a: no such file", "name sound files"),
+        ("transcribe /away/clip.m4a", "/away/clip.m4a: no such file", "check the path"),
         ("nothing", "No such command 'nothing'", "--help"),
         ("--nothing", "No such option", ""),
         ("--minibatch-size", "No such option", "gradient_accumulation"),

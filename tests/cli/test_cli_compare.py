@@ -44,13 +44,14 @@ def test_two_files(tmp_path: Path, capsys: Capture) -> None:
 def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None:
     first, second = (["open store", "open door"][:: 1 - 2 * turn] for turn in (0, 1))
     main(["compare", str(written(tmp_path / "a.csv", first)), str(written(tmp_path / "b.csv", second))])
-    assert "no difference in 2 recordings (95 % interval -50.0 to +50.0 points; p 1.00)" in capsys.readouterr().out
+    assert "no difference in 2 recordings (95 % interval 50.0 more to 25.0 fewer; p 1.00)" in capsys.readouterr().out
 
 
 def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
     found = WerDifference(6, 0, "recordings", 6, 0.431, 0.196, -0.451, -0.039, 0.062, 0.97)
     assert difference_lines(found)[0].startswith(
-        "WER   43.1 % -> 19.6 %: 23.5 points fewer, but 6 recordings are too few to be sure (95 % interval -45.1"
+        "WER   43.1 % -> 19.6 %: 23.5 points fewer, but 6 recordings are too few to be sure "
+        "(95 % interval 3.9 to 43.1 fewer; p"
     )
 
 
@@ -58,7 +59,7 @@ def test_a_difference_that_may_be_chance_is_told_as_one() -> None:
     found = WerDifference(3, 0, "recordings", 3, 0.312, 0.062, -0.6, 0.0, 0.5, 0.97)
     assert difference_lines(found) == [
         "WER   31.2 % -> 6.2 %: 25.0 points fewer, which may be chance in 3 recordings "
-        "(95 % interval -60.0 to +0.0 points; p 0.50)"
+        "(95 % interval 0.0 to 31.2 fewer; p 0.50)"
     ]
 
 

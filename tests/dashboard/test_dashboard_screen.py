@@ -105,7 +105,9 @@ def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
             await resize(pilot, *size)
             if size == (60, 16):
                 assert "needs 72x20" in text(app)
-                assert any(line.rstrip().endswith("runs attach --plain") for line in lines(app))  # whole
+                assert any(
+                    line.rstrip().endswith(f"runs attach --plain {folder.metadata.run_id[-4:]}") for line in lines(app)
+                )  # whole
         assert app.dashboard.query_one(MachinesPane).selected == 2
         assert app.focused is focused
 
