@@ -14,7 +14,7 @@ from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.relocation import ABSENT, IMPOSTOR, SEARCH, search
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Dial, MachineLink, Tell, link_to
-from distributed.preparation.preflight import Readiness, Ready, check, ready
+from distributed.preparation.preflight import NotReady, Readiness, Ready, check, ready
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import NoKeyAccepted, SshError
@@ -53,10 +53,29 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
         BadInput: ~/.ssh/config has an error.
     """
     machines = _Preparation(hosts, task, options).run()
+    return ready(machines, _missing_hint(machines, options))
+
+
+def require_present(hosts: Hosts, task: str, options: PrepareOptions) -> None:
+    """Check that no machine is absent, before anything is fetched for a run; installs nothing.
+
+    Raises:
+        NotReady: some are; one error each.
+        BadInput: ~/.ssh/config has an error.
+    """
+    machines = _Preparation(hosts, task, options).search()
+    for machine in machines:
+        machine.link.close()
+    absent = [machine.problem for machine in machines if isinstance(machine.problem, ABSENT)]
+    if absent and not (options.allow_missing and len(absent) < len(machines)):
+        raise NotReady(absent, _missing_hint(machines, options))
+
+
+def _missing_hint(machines: Sequence[Readiness], options: PrepareOptions) -> str:
+    """Return how to go on without absent machines, where nothing else is wrong and others are there."""
     absent = [machine for machine in machines if isinstance(machine.problem, ABSENT)]
     problems = [machine for machine in machines if machine.problem is not None]
-    all_are_absent = len(absent) == len(problems) < len(machines)
-    return ready(machines, options.missing_hint if all_are_absent else "")
+    return options.missing_hint if len(absent) == len(problems) < len(machines) else ""
 
 
 def updated_hosts(hosts: Hosts, links: Iterable[MachineLink]) -> Hosts:
@@ -77,6 +96,11 @@ class _Preparation:
     def __init__(self, hosts: Hosts, task: str, options: PrepareOptions) -> None:
         self._hosts, self._task, self._options = hosts, task, options
         self._machines: list[Readiness] = []
+
+    def search(self) -> list[Readiness]:
+        """Find all machines, and return what is known of each without a change on it."""
+        self._ask_and_search()
+        return self._machines
 
     def run(self) -> list[Readiness]:
         """Run all stages, and return the outcome for every machine."""

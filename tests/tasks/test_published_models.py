@@ -13,6 +13,10 @@ from typing import ClassVar
 
 import pytest
 
+from app.cli.train.request import TrainRequest
+from app.cli.train.start import train_on_hosts
+from distributed.preparation import prepare
+from distributed.preparation.preflight import NotReady
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.schema import Profile
@@ -249,4 +253,12 @@ def test_data_are_looked_at_before_a_model_is_fetched(world: Path, monkeypatch: 
 
     with pytest.raises(BadInput, match="data set .*bad: bad"):
         usable_profile("demo", {"dataset": "./bad"}, check=refuse)
+    assert not ran.exists()
+
+
+def test_an_absent_machine_is_told_before_a_model_is_fetched(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = script(world, monkeypatch, 0)
+    monkeypatch.setattr(prepare, "SEARCH", 0.0)
+    with pytest.raises(NotReady, match="no SSH server listens at 127.0.0.1:9"):
+        train_on_hosts(TrainRequest("demo", {"hosts": "x@127.0.0.1:9"}, no_input=True), Path("x@127.0.0.1:9"))
     assert not ran.exists()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from profiles.errors import MusterError
@@ -69,17 +69,30 @@ def _is_local(profile: Profile) -> bool:
     return not (profile.data.local_data or is_on_hub(profile.data.dataset_path))
 
 
-def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell: Tell = lambda line: None) -> Resolved:
+def usable_for_data(
+    name: str,
+    overrides: Mapping[str, str] = NO_OVERRIDES,
+    tell: Tell = lambda line: None,
+    check: Callable[[Profile], None] = lambda profile: None,
+) -> Resolved:
     """Return a profile whose model is available and suits its data set.
 
     That of :func:`usable_profile`; if it is a stand-in that cannot take all samples, the profile that can, with the
     options that the task takes over. A profile or a model that the user has named stays. Where the data set is the
     user's and the length of the run is not, the run is long enough for few samples.
 
+    Args:
+        check: validates what else the run needs, after its data and before a model is fetched.
+
     Raises:
         BadInput: as :func:`usable_profile`, or the data set cannot be used.
     """
-    resolved = usable_profile(name, overrides, tell=tell, check=check_data)
+
+    def check_before_fetching(profile: Profile) -> None:
+        check_data(profile)
+        check(profile)
+
+    resolved = usable_profile(name, overrides, tell=tell, check=check_before_fetching)
     profile, inputs = resolved.profile, inputs_of(resolved.profile.model.task)
     named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
     if not inputs.reads_dataset or not _is_local(profile):

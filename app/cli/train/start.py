@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,14 +170,17 @@ def _without_hub(profile: Profile, notes: Sequence[str]) -> str:
     return "; ".join(["connect to the network, check the name, or use a folder", *here, *scratch])
 
 
-def profile_of(request: TrainRequest) -> Profile:
+def profile_of(request: TrainRequest, check: Callable[[Profile], None] = lambda profile: None) -> Profile:
     """Return the named profile; a custom job needs none, as its factory sets everything without a default.
+
+    Args:
+        check: validates what else the run needs, before a model is fetched.
 
     Raises:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        resolved = usable_for_data(request.profile, request.overrides, say)
+        resolved = usable_for_data(request.profile, request.overrides, say, check)
         approve_profile(resolved, trusted=request.trust_code, person=request.person)
         return resolved.profile
     task = request.overrides.get("task", "")
@@ -292,12 +296,14 @@ def _planned_on_hosts(
 ) -> tuple[DistributedLauncher, PlannedRun]:
     from distributed.launcher import DistributedLauncher, PlanOptions
     from distributed.planning.documents.document import Planning
+    from distributed.preparation.prepare import require_present
 
-    profile = profile_of(request)
+    read = partial(read_hosts, hosts_file, named=bool(request.overrides.get("hosts")), person=request.person)
+    profile = profile_of(request, lambda profile: require_present(read(), profile.model.task, prepare))
     checked_trackers(profile.run.trackers)
     check_data(profile)
     options = PlanOptions(planning=Planning.read(request.plan_file) if request.plan_file else None)
-    hosts = read_hosts(hosts_file, named=bool(request.overrides.get("hosts")), person=request.person)
+    hosts = read()
     launcher = DistributedLauncher(hosts, profile, prepare, options, whole_process=True)
     return launcher, launcher.plan()
 
