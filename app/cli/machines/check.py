@@ -4,7 +4,7 @@ of Muster's from them: shown first, then removed, then verified."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import BadInput, ExitCode, MusterError, counted
-from profiles.installation import USUAL_HOSTS
+from profiles.installation import USUAL_HOSTS, program
 from profiles.quantities import bytes_text
 from profiles.schema import DEFAULT_TASK
 
@@ -66,16 +66,22 @@ def distributed_check(
             for error in repair(examined_machines, lambda line: say(visible(line)), offline_wheels):
                 say_error(error.message, error.hint)
             examined_machines = examine(machines, task, trust(trust_new), job, dial)
+    repeated = command_line("distributed-check", *filter(None, (profile,)), *(("--hosts", str(hosts)) if hosts else ()))
+
+    def mend(fix: str) -> str:
+        """Return a fix whose command is for the machines of this one, to be pasted."""
+        return fix.replace(program("distributed-check"), repeated)
+
     for examined in () if as_json else examined_machines:
-        _show(examined)
+        _show(examined, mend)
     code = ExitCode.DONE if all(examined.ready for examined in examined_machines) else ExitCode.NOT_READY
-    return answer(as_json, {"machines": [_check_document(examined) for examined in examined_machines]}, (), code)
+    return answer(as_json, {"machines": [_check_document(examined, mend) for examined in examined_machines]}, (), code)
 
 
-def _show(examined: MachineExamination) -> None:
+def _show(examined: MachineExamination, mend: Callable[[str], str]) -> None:
     problem = examined.readiness.problem
     if problem is not None:
-        say_error(problem.message, problem.hint)
+        say_error(problem.message, mend(problem.hint))
     elif examined.ready:
         facts = examined.readiness.facts
         assert facts is not None
@@ -89,22 +95,23 @@ def _show(examined: MachineExamination) -> None:
         )
     for finding in examined.findings:
         if finding.level == "problem" and finding.check != "ready":
-            say_error(f"{examined.name}: {visible(finding.seen)}", finding.fix)
+            say_error(f"{examined.name}: {visible(finding.seen)}", mend(finding.fix))
         elif finding.level == "warning":
             needed = f" (needed: {finding.needed})" if finding.needed else ""
-            fix = f"; {finding.fix}" if finding.fix else ""
+            fix = f"; {mend(finding.fix)}" if finding.fix else ""
             show_line(f"{examined.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
 
 
-def _check_document(examined: MachineExamination) -> dict[str, object]:
+def _check_document(examined: MachineExamination, mend: Callable[[str], str]) -> dict[str, object]:
     readiness, facts = examined.readiness, examined.readiness.facts
     document: dict[str, object] = {"name": examined.name, "ready": examined.ready}
     if readiness.problem is not None:
-        document |= {"problem": readiness.problem.message, "fix": readiness.problem.hint}
+        document |= {"problem": readiness.problem.message, "fix": mend(readiness.problem.hint)}
     elif facts is not None:
         document |= {"torch": facts.torch, "python": list(facts.python), "free_bytes": facts.free,
                      "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip
-    return document | {"findings": [finding._asdict() for finding in examined.findings]}
+    findings = [finding._replace(fix=mend(finding.fix)) for finding in examined.findings]
+    return document | {"findings": [finding._asdict() for finding in findings]}
 
 
 _AT_ONCE = 32
