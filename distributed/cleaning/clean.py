@@ -80,6 +80,11 @@ class Inventory:
         return tuple(part for part in self.parts if part.kind == "run" and _name(part.path) not in self.alive)
 
     @property
+    def removable_size(self) -> int:
+        """Bytes of these parts."""
+        return sum(part.size for part in self.removable)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing of Muster is there."""
         return not (

@@ -60,8 +60,9 @@ def transcribe(
         model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         is_file = Path(model).suffix.lower() in SOUND_ENDINGS
-        missing = f"{visible(model)}: no such file" if is_file and not files else "no recording was named"
-        raise BadInput(missing, "name sound files, or --microphone SECONDS")
+        if is_file and not files:
+            raise BadInput(f"{visible(model)}: no such file", "check the path")
+        raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     path = find_usable_model(output, model, is_speech_model)
     _check_sound(files or ())  # before the model is loaded for nothing
     models = [*([base_model(path)] if compare else []), str(path)]

@@ -6,13 +6,17 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.cli.machines import check
 from app.cli.machines.access import chosen, trust
 from app.cli.main import main
+from distributed.cleaning.clean import Inventory, InventoryPath
+from distributed.hosts.schema import Machine
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.keys.host_keys import HostKeyInfo
@@ -33,6 +37,24 @@ def run() -> RunFolder:
 def test_logs_name_their_machine_and_show_control_characters(run: RunFolder, capsys: Capture) -> None:
     assert main(["logs", "p"]) == 0
     assert capsys.readouterr().out.splitlines() == ["studio: first", "studio: \\x1b[31msecond"]
+
+
+def test_while_a_machine_is_cleaned_what_is_left_is_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing gigabytes takes minutes."""
+    case, removal = check.CleaningCase(Machine(name="studio")), Future[None]()
+    case.inventory = Inventory(parts=(InventoryPath("a", 3_000_000_000, "cache"),))
+    sizes = iter((2_000_000_000, 1_000_000_000))
+
+    def size_left(case: check.CleaningCase, blob: str) -> int:
+        if (size := next(sizes)) == 1_000_000_000:
+            removal.set_result(None)
+        return size
+
+    monkeypatch.setattr(check.CleaningCase, "size_left", size_left)
+    check.tell_removal({removal: case}, "", interval=0.001)
+    first, *counted = capsys.readouterr().err.splitlines()
+    assert first == "studio: removing 3.0 GB, then looking for what is left ..."
+    assert [line.partition(" after ")[0] for line in counted] == ["studio: 2.0 GB left", "studio: 1.0 GB left"]
 
 
 def test_attach_to_an_ended_run_tells_how_it_ended(run: RunFolder, capsys: Capture) -> None:

@@ -3,9 +3,11 @@ of Muster's from them: shown first, then removed, then verified."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +27,7 @@ from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS, program
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, duration_text
 from profiles.schema import DEFAULT_TASK
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ _AT_ONCE = 32
 
 
 @dataclass
-class _Case:
+class CleaningCase:
     """One machine to clean: what was found there, what is left, or why it could not be reached."""
 
     machine: Machine
@@ -133,16 +135,27 @@ class _Case:
         newest = self.left or self.inventory
         return self.problem is None and newest is not None and newest.empty
 
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Folders of Muster there."""
+        return tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
+
+    def size_left(self, blob: str) -> int | None:
+        """Return the bytes that are still to be removed; ``None``: the machine does not say."""
+        with contextlib.suppress(MusterError):
+            if self.link is not None:
+                return survey(self.link.connection(), blob, self.roots).removable_size
+        return None
+
     def work(self, hosts: Hosts, blob: str) -> None:
         """Take the inventory, or remove what it lists; ``blob`` is our public key."""
-        roots = tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
         try:
             if self.link is None:
                 self.link = link_to(self.machine, hosts)
             if self.inventory is None:
-                self.inventory = survey(self.link.connection(), blob, roots)
+                self.inventory = survey(self.link.connection(), blob, self.roots)
             else:
-                self.left = remove(self.link.connection(), blob, self.inventory, roots)
+                self.left = remove(self.link.connection(), blob, self.inventory, self.roots)
         except MusterError as error:
             self.problem = error
 
@@ -156,7 +169,7 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
     targets = chosen(hosts or (), hosts_file, as_json)
     key = read_own_key()
     blob = key.blob if key else ""
-    cases = [_Case(machine) for machine in targets.machines]
+    cases = [CleaningCase(machine) for machine in targets.machines]
     with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
             list(pool.map(lambda case: case.work(targets, blob), cases))
@@ -170,9 +183,11 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
             to_clean = [case for case in cases if case.inventory is not None and not case.inventory.empty]
             machines = f"{counted(len(to_clean), 'machine')} to clean"
             if to_clean and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
+                removals = {pool.submit(case.work, targets, blob): case for case in to_clean}
                 if not as_json:
-                    _tell_removal(to_clean)
-                list(pool.map(lambda case: case.work(targets, blob), to_clean))
+                    tell_removal(removals, blob)
+                for removal in removals:
+                    removal.result()
             for case in cases:
                 if case.is_clean:
                     forget_login(case.machine.host, case.machine.port)
@@ -183,10 +198,17 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
                     case.link.close()
 
 
-def _tell_removal(cases: Sequence[_Case]) -> None:
-    for case in cases:
-        size = bytes_text(sum(part.size for part in case.inventory.removable)) if case.inventory else ""
+def tell_removal(removals: Mapping[Future[None], CleaningCase], blob: str, interval: float = 5.0) -> None:
+    """Say what is being removed until all is done: every ``interval`` seconds how much is still there."""
+    begun, pending = time.monotonic(), set(removals)
+    for case in removals.values():
+        size = bytes_text(case.inventory.removable_size) if case.inventory else ""
         say(f"{visible(case.machine.name)}: removing {size}, then looking for what is left ...")
+    while pending := wait(pending, interval).not_done:
+        for case in (case for removal, case in removals.items() if removal in pending):
+            left, passed = case.size_left(blob), duration_text(time.monotonic() - begun)
+            if left is not None:
+                say(f"{visible(case.machine.name)}: {bytes_text(left)} left after {passed}")
 
 
 def _inventory_lines(inventory: Inventory) -> list[str]:
@@ -210,7 +232,7 @@ def _inventory_lines(inventory: Inventory) -> list[str]:
     return lines + [f"{'-':>8}  {visible(path)} is not Muster's: kept" for path in inventory.left_alone]
 
 
-def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
+def _tell(cases: Sequence[CleaningCase], as_json: bool) -> ExitCode:
     clean = all(case.is_clean for case in cases)
     for case in () if as_json else cases:
         if case.problem is not None:
@@ -242,7 +264,7 @@ def _left_lines(left: Inventory) -> Iterator[str]:
         yield f"still there: {visible(remnant)}"
 
 
-def _document(case: _Case) -> dict[str, Any]:
+def _document(case: CleaningCase) -> dict[str, Any]:
     problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
     inventories = {"found": _inventory_document(case.inventory), "left": _inventory_document(case.left)}
     return {"name": case.machine.name, "clean": case.is_clean, **inventories, **problem}
