@@ -21,4 +21,4 @@ def _make(profile: Profile) -> Task:
     return WhisperTask(profile)
 
 
-register("whisper", _SUMMARY, _make, trait="speech", inputs=lambda: _code.SpeechInputs())
+register("whisper", _SUMMARY, _make, trait="speech", inputs=lambda: _code.SpeechInputs(), module="speech.whisper.task")

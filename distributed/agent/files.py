@@ -9,6 +9,7 @@ them, so that what two runs have in common is sent and stored once.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import importlib.util
 import json
@@ -203,7 +204,8 @@ def size_of(path: Path) -> int:
 
 def put(root: Path, request: PutFiles) -> dict[str, Any]:
     """Receive blobs and build trees of them."""
-    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+    # tarfile itself would read only the first of several gzip members
+    with gzip.open(sys.stdin.buffer) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member)
             if content is not None:

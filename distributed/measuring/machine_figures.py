@@ -23,7 +23,7 @@ from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
-from distributed.workers.agent_records import assigned
+from distributed.workers.agent_records import CODE_FOLDERS, assigned
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.quantities import bytes_text, left_text
 from training.hardware.resources import free_cores
@@ -72,10 +72,12 @@ def bring(
     tell: Tell = lambda line: None,
     is_abandoned: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
+    has_code: Callable[[], object] = lambda: None,
 ) -> None:
-    """Send code and data to a machine; ``tell`` hears how far a large transfer is, paced by ``clock``.
+    """Send code, then data and model to a machine; ``tell`` hears how far a large transfer is, paced by ``clock``.
 
     Args:
+        has_code: called once the code is there: its programs can start, and import while the rest is sent.
         is_abandoned: polled during the transfer; true once the caller no longer waits for it.
 
     Raises:
@@ -97,7 +99,10 @@ def bring(
             tell(MeasuringProgress(link.name, work, left))
 
     link.put_agent()
-    send_trees(link, inputs.trees.values(), report_progress)
+    code = [tree for folder, tree in inputs.trees.items() if folder in CODE_FOLDERS]
+    send_trees(link, code, lambda done, total: report_progress(done, done))
+    has_code()
+    send_trees(link, [tree for tree in inputs.trees.values() if tree not in code], report_progress)
     if announced_at >= 0:
         tell(MeasuringProgress(link.name, "starting the program for the short run there"))
 
@@ -115,7 +120,7 @@ def coordinator_candidate(name: str) -> ClusterMachine:
 
 
 class StartBarrier:
-    """Holds short runs back before they compute while links are measured; they load their imports meanwhile."""
+    """Holds short runs back while their files are sent and links are measured; they load their imports meanwhile."""
 
     def __init__(self) -> None:
         self.brought = threading.Event()
@@ -124,15 +129,18 @@ class StartBarrier:
         """Set once the measurement is abandoned."""
         self.measured = threading.Event()
         """Set once a machine has figures."""
+        self.is_decided = threading.Event()
+        """Set once the short runs may compute, or are to end."""
         self._lock = threading.Lock()
         self._workers: list[RemoteWorker] = []
+        self._excluded = set[MachineLink]()
         self._action: Callable[[RemoteWorker], None] | None = None
 
     def admit(self, worker: RemoteWorker) -> None:
         """Add a short run to those that wait."""
         with self._lock:
             self._workers.append(worker)
-            if self.given_up.is_set():
+            if self.given_up.is_set() or worker.link in self._excluded:
                 worker.signal(signal.SIGKILL)
             elif self._action is not None:
                 self._action(worker)
@@ -147,9 +155,18 @@ class StartBarrier:
         self.given_up.set()
         self._apply(lambda worker: worker.signal(signal.SIGKILL))
 
+    def exclude(self, link: MachineLink) -> None:
+        """End the short runs on a machine that cannot be sent their files, including those admitted later."""
+        with self._lock:
+            self._excluded.add(link)
+            for worker in self._workers:
+                if worker.link is link:
+                    worker.signal(signal.SIGKILL)
+
     def _apply(self, action: Callable[[RemoteWorker], None]) -> None:
         with self._lock:
             self._action = action
+            self.is_decided.set()
             for worker in self._workers:
                 action(worker)
 
@@ -193,12 +210,18 @@ def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, 
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
         worker = RemoteWorker(placement.link, assignment, log, Path(folder), Path(folder))
         barrier.admit(worker)
-        timeout = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
-        timeout.start()
+        ended = threading.Event()
+
+        def limit() -> None:
+            barrier.is_decided.wait()  # its files may take hours to arrive
+            if not ended.wait(LONGEST):
+                worker.signal(signal.SIGKILL)
+
+        threading.Thread(target=limit, name="limit of a short run", daemon=True).start()
         try:
             return figures_of(placement, inputs, _noted(worker.lines(), barrier.measured), tell)
         finally:
-            timeout.cancel()
+            ended.set()
             worker.signal(signal.SIGKILL)
 
 

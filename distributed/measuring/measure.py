@@ -34,17 +34,15 @@ from distributed.measuring.link_figures import (
     probing,
 )
 from distributed.measuring.machine_figures import (
-    MeasuringProgress,
     Placement,
     SpeedFigures,
     StartBarrier,
-    bring,
     coordinator_candidate,
     ended_by,
     estimated,
-    measure_member,
     placements_of,
 )
+from distributed.measuring.short_runs import ShortRuns
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, MeasurementCache
 from distributed.planning.documents.document import Figures, Workload
 from distributed.planning.layouts.divided_plan import fit_or_divide
@@ -301,42 +299,16 @@ def current_speeds(
     """
     inputs, tell = collect(plan), options.tell
     blocks = BlockInputs(plan.profile, options.cache.folder / f"blocks-{os.getpid()}", blocks_to_measure(plan.profile))
-    inputs_of = dict[MachineLink, Inputs]()
     speeds = usable_speeds(placements, inputs, options)
     if speeds:
         barrier.measured.set()
     missing = [placement for placement in placements if placement.member.name not in speeds] if options.machines else []
-    fresh: dict[str, SpeedFigures] = {}
-    problems: list[MusterError] = []
-
-    def attempt(step: Callable[[], None]) -> bool:
-        try:
-            step()
-        except MusterError as error:
-            if not barrier.given_up.is_set():  # else it was ended, which is no problem
-                problems.append(error)
-            return False
-        return True
-
-    def run(placement: Placement) -> None:
-        fresh[placement.member.name] = measure_member(placement, inputs_of[placement.link], barrier, tell)
-        tell(MeasuringProgress(placement.member.name, "measured"))
-
-    def send(link: MachineLink) -> None:
-        inputs_of[link] = blocks.of(link, inputs)
-        bring(link, inputs_of[link], tell, barrier.given_up.is_set)
-
     if missing:
         names = ", ".join(placement.member.name for placement in missing)
         tell(f"measuring {names} with a few steps (the first time, their data are prepared)")
-    links = list(dict.fromkeys(placement.link for placement in missing))
-    with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        outcomes = pool.map(lambda link: attempt(lambda: send(link)), links)
-        is_prepared = dict(zip(links, outcomes, strict=True))
-        blocks.close()
-        barrier.brought.set()
-        prepared = [placement for placement in missing if is_prepared[placement.link]]
-        list(pool.map(lambda placement: attempt(lambda: run(placement)), prepared))
+    runs = ShortRuns(missing, inputs, blocks, barrier, tell)
+    runs.carry_out()
+    fresh = runs.figures
     is_whole = not barrier.given_up.is_set()
     if not is_whole and (measured := [*speeds.values(), *fresh.values()]):
         guessed = [placement for placement in missing if placement.member.name not in fresh]
@@ -345,7 +317,7 @@ def current_speeds(
         if placement.member.name in fresh and is_whole:
             options.cache.put(_placement_key(placement, inputs), fresh[placement.member.name])
     speeds |= fresh
-    return [speeds[placement.member.name] for placement in placements if placement.member.name in speeds], problems
+    return [speeds[placement.member.name] for placement in placements if placement.member.name in speeds], runs.problems
 
 
 def plan_to_measure(profile: Profile, machines: Sequence[Ready]) -> RunPlan:

@@ -10,9 +10,7 @@ unpacked, so nothing takes more memory or disk than was received.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -26,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from distributed.agent.requests import GetFiles, ListMissing, PutFiles
+from distributed.machine.compression import STRETCH, AdaptiveGzip
 from distributed.machine.link import MachineLink, document
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
@@ -174,44 +173,37 @@ def send_trees(
 
 
 def packed(blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield a gzipped tar of the blobs, each from the first missing byte; files that are compressed are not compressed
-    again if there are no others.
+    """Yield a gzipped tar of the blobs, each from the first missing byte, compressed where that makes it quicker; files
+    that are compressed are not compressed again if there are no others.
 
     Raises:
         OSError: a file cannot be read, or has changed.
     """
-    buffer, done, due = io.BytesIO(), 0, time.monotonic() + PROGRESS_INTERVAL
-    is_compressed = all(path.suffix in _COMPRESSED for path in blobs.values())
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=0 if is_compressed else 1) as zipped:
-        for blob, path in blobs.items():
-            with open(path, "rb") as content:
-                size = os.fstat(content.fileno()).st_size - begun.get(blob, 0)
-                entry = tarfile.TarInfo(blob)
-                entry.size = max(size, 0)
-                zipped.write(entry.tobuf())
-                content.seek(begun.get(blob, 0))
-                while size > 0:
-                    piece = content.read(min(_PIECE, size))
-                    if not piece:
-                        raise OSError(None, "it became shorter while it was sent")
-                    size -= len(piece)
-                    done += len(piece)
-                    zipped.write(piece)
-                    yield _drained(buffer)
-                    if time.monotonic() > due:
-                        due = time.monotonic() + PROGRESS_INTERVAL
-                        tell(done)
-                zipped.write(bytes(-entry.size % tarfile.BLOCKSIZE))
-        zipped.write(bytes(2 * tarfile.BLOCKSIZE))
-    yield _drained(buffer)
+    done, due = 0, time.monotonic() + PROGRESS_INTERVAL
+    zipped = AdaptiveGzip(is_compressed=all(path.suffix in _COMPRESSED for path in blobs.values()))
+    for blob, path in blobs.items():
+        with open(path, "rb") as content:
+            size = os.fstat(content.fileno()).st_size - begun.get(blob, 0)
+            entry = tarfile.TarInfo(blob)
+            entry.size = max(size, 0)
+            if size >= STRETCH:
+                yield from zipped.next_file()
+            yield from zipped.write(entry.tobuf())
+            content.seek(begun.get(blob, 0))
+            while size > 0:
+                piece = content.read(min(_PIECE, size))
+                if not piece:
+                    raise OSError(None, "it became shorter while it was sent")
+                size -= len(piece)
+                done += len(piece)
+                yield from zipped.write(piece)
+                if time.monotonic() > due:
+                    due = time.monotonic() + PROGRESS_INTERVAL
+                    tell(done)
+            yield from zipped.write(bytes(-entry.size % tarfile.BLOCKSIZE))
+    yield from zipped.write(bytes(2 * tarfile.BLOCKSIZE))
+    yield from zipped.end()
     tell(done)
-
-
-def _drained(buffer: io.BytesIO) -> bytes:
-    data = buffer.getvalue()
-    buffer.seek(0)
-    buffer.truncate()
-    return data
 
 
 MOST_FILES = 1000

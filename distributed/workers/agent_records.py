@@ -22,7 +22,9 @@ from training.records.bounded_fields import Count, Text
 from training.records.plan import RunPlan
 from training.run.processes import PROCESS_DEFAULTS, thread_limits
 
-_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
+CODE_FOLDERS = tuple(f"inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
+"""Trees of Python files, by their path under a worker's folder."""
+_PYTHONPATH = ":".join(f"{{folder}}/{folder}" for folder in CODE_FOLDERS)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed
 from app.wizard.state.assessment import path_of
 from distributed.agent.requests import ListMissing, MachineRequest
 from distributed.machine.link import HERE_NAME
-from distributed.measuring import machine_figures, measure
+from distributed.measuring import machine_figures, measure, short_runs
 from distributed.measuring.link_figures import (
     AllInterfaces,
     InterfaceFigures,
@@ -251,6 +251,8 @@ def unplanned(profile: object, machines: object) -> Any:
 class Held:
     """A short run that notes what it is told."""
 
+    link = None
+
     def __init__(self) -> None:
         self.told: list[object] = []
 
@@ -322,8 +324,8 @@ def test_a_machine_that_was_skipped_is_guessed_and_nothing_is_kept(
     monkeypatch.setattr(measure, "BlockInputs", lambda *_: SimpleNamespace(of=lambda *_: None, close=lambda: None))
     monkeypatch.setattr(measure, "blocks_to_measure", lambda profile: None)
     monkeypatch.setattr(measure, "cached_speeds", lambda *_: {})
-    monkeypatch.setattr(measure, "bring", lambda *_: None)
-    monkeypatch.setattr(measure, "measure_member", measured)
+    monkeypatch.setattr(short_runs, "bring", lambda *_, has_code: has_code())
+    monkeypatch.setattr(short_runs, "measure_member", measured)
     plan: Any = SimpleNamespace(profile=None)
     (first, second), problems = measure.current_speeds(placements, plan, options, gate)
     assert (first, second.machine.name, second.machine.estimated, problems) == (SPEED, "b", True, [])

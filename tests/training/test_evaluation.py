@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.training.toy_task import ToyTask
 from training.data.batches import Samples
 from training.exchange.base import SoloExchange
 from training.hardware.device import Precision
+from training.loop import evaluation
 from training.loop.evaluation import Evaluator
 from training.records.events import EvaluationEvent
 from training.tasks.base import Batch
@@ -136,3 +138,26 @@ def test_who_says_again_and_again_that_it_stops_is_not_heeded() -> None:
     assert evaluated(b"null")[0] == [None, None]
     for found, _ in (evaluated(b"null", again=1), evaluated(b"null", heeds=False)):
         assert all(event is not None and event.samples >= 6 for event in found)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "counts"),
+    [
+        (0.5, 0.01, [1, 4, 8]),  # a GPU loads its programs with the first sample
+        (1.0, 0.7, [1, 4]),  # eight would take 5.6 s
+        (9.0, 0.7, [1]),
+    ],
+)
+def test_the_time_of_a_sample_is_measured_with_as_many_as_are_quick(
+    first: float, later: float, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, evaluated = [0.0], list[int]()
+
+    def sums(split: str, indices: range) -> None:
+        now[0] += later * len(indices) if evaluated else first
+        evaluated.append(len(indices))
+
+    measured: Any = SimpleNamespace(_batch_size=8, _task=SimpleNamespace(evaluation={"test": range(20)}), _sums=sums)
+    monkeypatch.setattr(evaluation.time, "monotonic", lambda: now[0])
+    assert Evaluator.seconds_per_sample(measured, "test") == pytest.approx(first if len(counts) == 1 else later)
+    assert evaluated == counts

@@ -154,7 +154,7 @@ def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
         options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
         plan = plan_local_run(profile_from_options("p", options), 1)
         short_run.carry_out(plan, told.append, lambda: asked.append(0), task_of=lambda _: Large(), measured=measure)
-    assert asked == [0, 128, 0, 200]
+    assert asked == [0, 128, 0, 200]  # 0: it waits
     assert all(one["samples"] > 1_000_000 for one in told if one["kind"] == "workload")
     assert told[-1] == {"kind": "evaluation", "seconds": 0.25}
 

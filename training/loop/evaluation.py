@@ -36,8 +36,12 @@ ROUND_SIZE = 32
 """Largest number of samples that a member evaluates in one round: a slow member must be in time for each round."""
 _MOST_ROUNDS = 10_000
 """Limit of the rounds of an evaluation, however many samples a member claims to have."""
+_FEW_SAMPLES = 4
+"""Samples from which the time of a whole batch is expected."""
+_LONG_BATCH = 3.0
+"""Seconds from which on a whole batch would take too long to be measured."""
 _SLOW_SAMPLE = 5.0
-"""Seconds of one sample from which on a batch would take too long to be measured."""
+"""Seconds of one sample from which on several would take too long."""
 _MAX_PAYLOAD = 4_000_000
 """Bytes of answers that one member sends, some 50,000 short texts; further ones are left out of the file."""
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
@@ -175,17 +179,17 @@ class Evaluator:
             yield self._event(local_split(split, self._exchange.rank), step, sums, start)
 
     def seconds_per_sample(self, split: str) -> float:
-        """Return the time in which this member alone evaluates a sample, measured with one batch, or with one sample
+        """Return the time in which this member alone evaluates a sample, measured with one batch, or with fewer samples
         where that takes long; 0: there is none."""
-        indices = list(range(min(self._batch_size, len(self._task.evaluation[split]))))
-        seconds = 0.0
-        for measured in (indices[:1], indices):  # what is done once only does not count in the second one
+        most, seconds = min(self._batch_size, len(self._task.evaluation[split])), 0.0
+        for count in (1, min(_FEW_SAMPLES, most), most) if most else ():
             start = time.monotonic()
-            self._sums(split, measured)
-            seconds = (time.monotonic() - start) / max(1, len(measured))
-            if seconds > _SLOW_SAMPLE:
+            self._sums(split, range(count))
+            seconds = (time.monotonic() - start) / count
+            is_first = count == 1 < most  # what is done once only does not count from the second one on
+            if seconds > _SLOW_SAMPLE or (not is_first and seconds * most > _LONG_BATCH) or count == most > 1:
                 break
-        return seconds if indices else 0.0
+        return seconds
 
     def _event(self, split: str, step: int, sums: dict[str, float], start: float) -> EvaluationEvent:
         samples = int(sums.pop("samples", 0.0))

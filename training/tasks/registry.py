@@ -6,6 +6,7 @@ A task's code is imported on use, as that takes seconds.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ ENTRY_POINTS = "muster.tasks"
 """The group in which a package names modules that register tasks."""
 _factories: dict[str, Callable[[Profile], Task]] = {}
 _inputs: dict[str, Callable[[], TaskInputs]] = {}
+_modules: dict[str, str] = {}
 
 
 def register(
@@ -30,6 +32,7 @@ def register(
     options: type[Section] = Section,
     trait: Trait | None = None,
     inputs: Callable[[], TaskInputs] = TaskInputs,
+    module: str = "",
 ) -> None:
     """Register a task.
 
@@ -40,17 +43,18 @@ def register(
         options: its own options, ``name.option`` in settings; ``profile.model.of(options)`` returns their values.
         trait: property by which other code adapts the preparation, measurement and display of its runs.
         inputs: returns what programs that do not train know of its data and model; called when it is first needed.
+        module: with the code that ``make`` imports, for who imports it before the files of the model are there.
 
     Raises:
         ValueError: the name is taken.
     """
     declare("model", name, summary, options, trait=trait)
-    _factories[name], _inputs[name] = make, functools.cache(inputs)
+    _factories[name], _inputs[name], _modules[name] = make, functools.cache(inputs), module
 
 
 def forget(name: str) -> None:
     """Unregister a task."""
-    del _factories[name], _inputs[name]
+    del _factories[name], _inputs[name], _modules[name]
     withdraw("model", name)
 
 
@@ -63,6 +67,18 @@ def load() -> None:
     import_all(Path(__file__).parent / "kinds", f"{__package__}.kinds")
     for point in plugins(ENTRY_POINTS):
         load_plugin(point)
+
+
+def import_code(task: str) -> None:
+    """Import the code of a task, which takes seconds and needs no file of its model or data; of an unknown task, none.
+
+    Raises:
+        BadInput: a module that registers tasks cannot be imported.
+        ImportError: the machine lacks a package.
+    """
+    load()
+    if module := _modules.get(task):
+        importlib.import_module(module)
 
 
 def inputs_of(task: str) -> TaskInputs:

@@ -19,6 +19,7 @@ The exit code is 0 in either case: the last line reports a failure, and the mach
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -48,7 +49,7 @@ from training.records.plan import RunPlan, read_plan
 from training.run.orders import Control
 from training.strategies.registry import default_strategy
 from training.tasks.base import GroupPosition, Task
-from training.tasks.registry import task_from_profile
+from training.tasks.registry import import_code, task_from_profile
 from training.trial.block_times import block_times
 from training.trial.step_timer import MOST_SECONDS, StepTimer
 from training.workers.worker import take_over_stdout, worker_arguments
@@ -243,7 +244,7 @@ def carry_out(
 
     Args:
         rank: of the member in the run.
-        wait: called after all imports, before anything is computed.
+        wait: called after all imports, before the task reads its files and computes.
         measured: measures it at one batch size.
 
     Raises:
@@ -253,13 +254,15 @@ def carry_out(
     torch.set_num_threads(threads(member.lead.threads, torch.get_num_threads()))
     device = select_device(member.lead.kind, member.lead.index)
     machine_facts = facts(device)
+    with contextlib.suppress(ImportError):  # which the task itself then explains
+        import_code(plan.profile.model.task)
+    wait()
     tell({"kind": "progress", "phase": "reading the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     # Any number of broken samples is tolerated: in a small selection their share is a matter of luck.
     profile = plan.profile_of(0)
     task = task_of(profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})}))
     task.group_position = GroupPosition(rank, plan.world_size)
-    wait()
     task.device = device
     samples = task.prepare_subset(
         lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),

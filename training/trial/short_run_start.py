@@ -1,6 +1,8 @@
-"""A short run that waits for a line on standard input before it computes: ``python -m training.trial.short_run_start``.
+"""A short run that waits for a line on standard input before it reads the model and data: ``python -m
+training.trial.short_run_start``.
 
-Links are measured meanwhile, and importing takes one core: a machine with fewer than two cores waits before it.
+They are sent meanwhile, and links are measured. Importing takes one core: a machine with fewer than two cores waits
+before it.
 """
 
 from __future__ import annotations
