@@ -19,8 +19,8 @@ from rich.text import Text
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
 from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
-from app.run_view.member_state import MemberState, amount_text, phase_label
-from app.run_view.metrics import four_digits, simulated_text
+from app.run_view.member_state import MemberState
+from app.run_view.metrics import amount_text, four_digits, phase_label, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, snapshot_sentence, timeline_entry
@@ -233,8 +233,10 @@ class PlainProgress(ProgressDisplay):
             case ProgressEvent():
                 finished = event.total is not None and event.done >= event.total
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
-                    words = phase_label(event.phase), amount_text(event.phase, event.done, event.total)
-                    self._line(": ".join(filter(None, words)))
+                    member = self.state.members.get(-1 if event.member is None else event.member)
+                    amount = amount_text(event.phase, event.done, event.total)
+                    progress = ", ".join(filter(None, (amount, member.phase_left if member else "")))
+                    self._line(": ".join(filter(None, (phase_label(event.phase), progress))))
             case EvaluationEvent():
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():

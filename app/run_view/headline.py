@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.run_view.figures import data_text, stages_times_text
-from app.run_view.member_state import MIN_STEPS, TROUBLE, WINDOW_SECONDS, MemberState, phase_text
+from app.run_view.member_state import MIN_STEPS, TROUBLE, WINDOW_SECONDS, MemberState
+from app.run_view.metrics import phase_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from profiles.quantities import bytes_text
+from app.run_view.metrics import phase_left_text, phase_text
 from training.records.events import (
     ErrorEvent,
     MachineEvent,
@@ -135,6 +135,10 @@ class MemberState:
     """Name of the work that is no step: preparing, evaluating, saving."""
     phase_done: int = 0
     phase_total: int | None = None
+    phase_left: str = ""
+    """Time left of that work, as text; empty: not known yet."""
+    phase_begun: ProgressEvent | None = None
+    """Its first report."""
     step: int = 0
     epoch: float = 0.0
     loss: float | None = None
@@ -200,8 +204,9 @@ class MemberState:
 
     @property
     def preparing(self) -> str:
-        """Its work that is no step, with progress: ``features 3/10``; empty while there is none."""
-        return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
+        """Its work that is no step: ``features 3/10, 0:40 left``; empty while there is none."""
+        text = phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
+        return ", ".join(filter(None, (text, self.phase_left if text else "")))
 
     @property
     def throttled(self) -> bool:
@@ -279,24 +284,6 @@ class MemberState:
         return done.compute / done.seconds, done.wait / done.seconds, min(1.0, done.transfer / done.seconds)
 
 
-def phase_text(phase: str, done: int, total: int | None) -> str:
-    """``features 3/10``, ``features 3`` where the total is unknown, or ``sending to anna 3.2 MB/85.4 MB``."""
-    return f"{phase_label(phase)} {amount_text(phase, done, total)}".rstrip()
-
-
-def phase_label(phase: str) -> str:
-    """Return a phase in words: ``sending to anna`` for ``bytes to anna``."""
-    return f"sending {words}" if (words := phase.removeprefix("bytes ")).startswith("to ") else words
-
-
-def amount_text(phase: str, done: int, total: int | None) -> str:
-    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB``; empty where it waits or counts nothing."""
-    if phase.startswith("waiting ") or not (done or total):
-        return ""
-    shown = bytes_text if phase.startswith("bytes ") else str
-    return f"{shown(done)}/{shown(total)}" if total else shown(done)
-
-
 def stopped(member: MemberState, moment: float) -> MemberState:
     """Return a member whose run has ended: an active one becomes ``stopped``."""
     return changed(member, status="stopped", message="", phase="", since=moment) if member.active else member
@@ -317,7 +304,10 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
         case ProgressEvent():
             works = not member.active or member.status in ("joined", "ready", "training")
             status = member.status if works else "preparing"  # a machine that is brought back is not back yet
-            return changed(member, status=status, phase=event.phase, phase_done=event.done, phase_total=event.total)
+            begun = member.phase_begun if member.phase == event.phase and member.phase_begun is not None else event
+            left = phase_left_text(begun, event)
+            member = changed(member, status=status, phase_begun=begun, phase_left=left)
+            return changed(member, phase=event.phase, phase_done=event.done, phase_total=event.total)
         case StepEvent():
             return _step(member, event)
         case SyncEvent():

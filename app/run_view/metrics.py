@@ -1,4 +1,4 @@
-"""The evaluations of a split; labels and texts of metrics."""
+"""The evaluations of a split; labels and texts of metrics, and of work that is counted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training.records.events import EvaluationEvent
+from profiles.quantities import bytes_text, duration_text
+from training.records.events import EvaluationEvent, ProgressEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares, shown as per cent."""
 
 
+_PACE_AFTER = 3.0
+"""Seconds of a phase from which on its pace counts."""
 TOO_HIGH = "over 100 %"
 """Stands for an error rate above 100 %: the model, not trained enough, writes more wrong words than were said."""
 
@@ -106,3 +109,29 @@ def _order(result: EvaluationEvent) -> tuple[object, ...]:
 def _badness(result: EvaluationEvent) -> tuple[object, ...]:
     value = result.metrics.get("wer", result.loss)
     return (value if value is not None and math.isfinite(value) else math.inf, _order(result))
+
+
+def phase_text(phase: str, done: int, total: int | None) -> str:
+    """``features 3/10``, ``features 3`` where the total is unknown, or ``sending to anna 3.2 MB/85.4 MB``."""
+    return f"{phase_label(phase)} {amount_text(phase, done, total)}".rstrip()
+
+
+def phase_label(phase: str) -> str:
+    """Return a phase in words: ``sending to anna`` for ``bytes to anna``."""
+    return f"sending {words}" if (words := phase.removeprefix("bytes ")).startswith("to ") else words
+
+
+def amount_text(phase: str, done: int, total: int | None) -> str:
+    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB``; empty where it waits or counts nothing."""
+    if phase.startswith("waiting ") or not (done or total):
+        return ""
+    shown = bytes_text if phase.startswith("bytes ") else str
+    return f"{shown(done)}/{shown(total)}" if total else shown(done)
+
+
+def phase_left_text(begun: ProgressEvent, newest: ProgressEvent) -> str:
+    """Return how long a phase still takes at the pace since its first report: ``1:23 left``; empty: not known yet."""
+    done, seconds = newest.done - begun.done, newest.time - begun.time
+    if not newest.total or done <= 0 or seconds < _PACE_AFTER or newest.done >= newest.total:
+        return ""
+    return f"{duration_text(seconds / done * (newest.total - newest.done))} left"

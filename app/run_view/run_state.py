@@ -17,11 +17,10 @@ from app.run_view.member_state import (
     MemberState,
     advance,
     changed,
-    phase_text,
     stopped,
     sum_of_known,
 )
-from app.run_view.metrics import SplitResults, with_result
+from app.run_view.metrics import SplitResults, phase_text, with_result
 from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, at_step, figures, with_figures
 from app.run_view.run_series import newest as newest_value
 from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry

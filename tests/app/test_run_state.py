@@ -9,7 +9,7 @@ from app.run_view.figures import stages_times_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.timeline import KEPT_NOTICES
-from training.records.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
+from training.records.events import Event, MachineEvent, MemberEvent, ProgressEvent, RunEvent, WarningEvent
 
 
 def test_a_step_shows_in_its_member() -> None:
@@ -38,6 +38,20 @@ def seconds_left(events: list[Event]) -> float:
     left = state.time_left(state.updated or 0.0)
     assert left is not None
     return left.seconds
+
+
+def test_work_that_is_no_step_has_a_time_left_from_its_own_pace() -> None:
+    """Each time anew: the same phase may have been slower, or faster, in an earlier evaluation."""
+
+    def progress(at: float, done: int) -> ProgressEvent:
+        return ProgressEvent(member=0, time=at, phase="features", done=done, total=10)
+
+    state = reduce_events([progress(100.0, 0), progress(101.0, 1)])
+    assert state.members[0].preparing == "features 1/10"  # too early to tell
+    state = reduce_events([progress(110.0, 5)], state)
+    assert state.members[0].preparing == "features 5/10, 0:10 left"
+    again = [step(1, member=0), progress(200.0, 0), progress(204.0, 1)]
+    assert reduce_events(again, state).members[0].preparing == "features 1/10, 0:36 left"
 
 
 def test_time_left_follows_the_slowest_member() -> None:

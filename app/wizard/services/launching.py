@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.follow import Follower
-from app.run_view.member_state import phase_text
+from app.run_view.metrics import phase_left_text, phase_text
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
@@ -24,7 +24,6 @@ from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
 from profiles.installation import program_words
-from profiles.quantities import duration_text
 from profiles.trackers import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan
@@ -34,8 +33,6 @@ from training.tasks.published_models import usable_profile
 See = Callable[[LaunchProgress], None]
 STEPS = ("checked", "code and data", "program", "joined", "first step")
 _CHECKED, _BROUGHT, _STARTED, _JOINED, _TRAINS = range(1, len(STEPS) + 1)
-_PACE_AFTER = 3.0
-"""Seconds of a phase from which on its pace counts."""
 _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
@@ -138,7 +135,7 @@ class Grid:
             if begun is None or begun.phase != event.phase:
                 begun = self._phase_starts[rank] = event
             text = phase_text(event.phase, event.done, event.total)
-            self.phases[rank] = ", ".join(filter(None, (text, _left(begun, event))))
+            self.phases[rank] = ", ".join(filter(None, (text, phase_left_text(begun, event))))
         elif reached:
             self.phases.pop(rank, None)
         if isinstance(event, ErrorEvent):
@@ -160,14 +157,6 @@ class Grid:
             row = _row(name, count, status, problem, tail(path / "logs", name) if problem else ())
             rows.append(row if problem else replace(row, phase=self.phases.get(rank, "")))
         return LaunchProgress(STEPS, tuple(rows), str(path))
-
-
-def _left(begun: ProgressEvent, event: ProgressEvent) -> str:
-    """Return how long a phase still takes at the pace since its first report: ``1:23 left``; empty: not known yet."""
-    done, seconds = event.done - begun.done, event.time - begun.time
-    if not event.total or done <= 0 or seconds < _PACE_AFTER or event.done >= event.total:
-        return ""
-    return f"{duration_text(seconds / done * (event.total - event.done))} left"
 
 
 def _reached(event: Event) -> int:
