@@ -114,12 +114,12 @@ def _has_pip() -> bool:
 
 
 def package_line(*packages: str) -> str:
-    """Return the command that adds packages, in their tested versions, to the Python of this process: one that pipx or
-    uv made has no pip of its own."""
+    """Return the command that adds packages, in their tested versions, to the Python of this process, from any folder:
+    one that pipx or uv made has no pip of its own."""
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
         return shlex.join(["pipx", "inject", DISTRIBUTION, *packages])
     tested = SHARED / "constraints.txt"
-    pins = ["-c", relative_path(tested)] if tested.is_file() else []
+    pins = ["-c", str(tested)] if tested.is_file() else []
     pip = [sys.executable, "-m", "pip", "install"]
     if not _has_pip():
         from shutil import which  # not needed to start

@@ -66,6 +66,8 @@ def _library() -> Any:
     try:
         return importlib.import_module("sounddevice")
     except ImportError as error:
+        if not _may_have_microphone():
+            raise _no_microphone() from error
         problem = "no microphone: the package sounddevice is not installed"
         raise BadInput(problem, package_line("sounddevice")) from error
     except OSError as error:  # the package without PortAudio
@@ -77,8 +79,21 @@ def _input_device(library: Any) -> dict[str, Any]:
     try:
         device: dict[str, Any] = library.query_devices(kind="input")
     except (library.PortAudioError, ValueError) as error:  # there is no device; the default one only plays
-        raise BadInput("this computer has no microphone", f"connect one, {_INSTEAD}") from error
+        raise _no_microphone() from error
     return device
+
+
+def _no_microphone() -> BadInput:
+    return BadInput("this computer has no microphone", f"connect one, {_INSTEAD}")
+
+
+def _may_have_microphone(root: Path = Path("/")) -> bool:
+    """Whether this computer may have one, as far as known without the package: on Linux, an input of a sound card, or
+    a server of sounds that may have another."""
+    if sys.platform != "linux" or any(root.glob("dev/snd/pcm*c")):
+        return True
+    servers = ("pulse/native", "pipewire-0")
+    return any(any(root.glob(f"run/user/*/{server}")) for server in servers)
 
 
 def _format(library: Any, device: Mapping[str, Any]) -> tuple[int, int]:

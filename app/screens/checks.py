@@ -26,7 +26,7 @@ from app.shell.keys import Key
 from app.shell.link_map import drawn, legend
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, join, literal, moving_bar, muted
 from app.wizard.state import actions
-from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
+from app.wizard.state.assessment import copying_text, of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
 from app.wizard.state.state import Step, TaskKind, WizardState
 from profiles.errors import counted
@@ -300,9 +300,7 @@ class LinksScreen(StepScreen):
         return counted(len(links), "link") if links else ""
 
     def hint(self, state: WizardState) -> Content:
-        if any(pair.from_starter for pair in state.links.value):
-            return muted("This computer does not train, but copies to the machines: so that was measured, too.")
-        return muted("Measured with a few MB each; later plans reuse the figures.")
+        return muted(copying_text(state.links.value) or "Measured with a few MB each; later plans reuse the figures.")
 
     def headless(self) -> str:
         return command_line("machines", "measure", self.state.answers.profile)

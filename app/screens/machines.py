@@ -135,10 +135,9 @@ class MachinesScreen(StepScreen):
     def _added(self, text: str | None) -> None:
         if text is None:
             return
-        name = text.strip().casefold()
-        listed = next((row.key for row in self.state.machines.rows if name in (row.name.casefold(), *row.names)), None)
-        self.do(actions.add_machine(text.strip()) if listed is None else actions.pick(listed, True))
-        self._select(listed or f"typed:{' '.join(text.split())}")
+        self.do(actions.add_machine(text.strip()))
+        row = actions.row_named(self.state, text)
+        self._select(row.key if row is not None else "")
 
     def draw(self) -> None:
         """Draw, keeping the cursor on a machine whose row was merged into the one that answers at its address."""

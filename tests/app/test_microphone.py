@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from profiles.errors import BadInput
+from speech import microphone
 from speech.microphone import RATE, hear_microphone, recorded
 
 Capture = pytest.CaptureFixture[str]
@@ -123,6 +124,7 @@ def test_the_time_that_is_left_can_be_read_while_one_speaks(monkeypatch: pytest.
 def test_without_a_microphone_a_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
+    monkeypatch.setattr(microphone, "_may_have_microphone", lambda: True)
     for error, words in (("ImportError", "sounddevice is not installed"), ("OSError", "PortAudio")):
         (tmp_path / "sounddevice.py").write_text(f"raise {error}")
         with pytest.raises(BadInput, match=words), recorded(1.0):
@@ -130,3 +132,21 @@ def test_without_a_microphone_a_line_says_why(tmp_path: Path, monkeypatch: pytes
     for seconds, words in ((1.0, "nothing was recorded"), (1e9, "cannot be recorded")):
         with pytest.raises(BadInput, match=words), recorded(seconds, lambda _: zeros(0)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("device", "is_possible"),
+    [("dev/snd/pcmC0D0p", False), ("dev/snd/pcmC0D0c", True), ("run/user/1000/pulse/native", True)],
+)
+def test_nobody_installs_a_package_for_a_microphone_that_is_not_there(
+    device: str, is_possible: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / device).mkdir(parents=True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert microphone._may_have_microphone(tmp_path) is is_possible
+    monkeypatch.setattr(microphone, "_may_have_microphone", lambda: is_possible)
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    expected = "sounddevice is not installed" if is_possible else "this computer has no microphone"
+    with pytest.raises(BadInput, match=expected) as refused, recorded(1.0):
+        pass
+    assert is_possible or "pip" not in refused.value.hint

@@ -123,7 +123,7 @@ def test_links_to_this_computer_are_not_shown_where_it_does_not_train() -> None:
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)
-        assert "3 links" in shown and "This computer does not train, but copies" in shown
+        assert "3 links" in shown and "does not train, it copies: to studio 940 Mbit/s." in shown
         assert "studio > air" in shown and "this computer > studio" not in shown
         assert warnings_of(pairs[0]) == [] and of_pair(pairs[0]).status is ItemStatus.OK
 

@@ -44,7 +44,7 @@ SENT: list[tuple[Step, list[str], Action | tuple[str, str]]] = [
     (Step.MACHINES, ["enter"], do.go_on()),
     (Step.MACHINES, ["n"], do.go_on()),
     (Step.MACHINES, ["a", *"ada", "at", *"pi", "enter"], do.add_machine("ada@pi")),
-    (Step.MACHINES, ["a", *"desk", "enter"], do.pick(DESK.key, True)),
+    (Step.MACHINES, ["a", *"desk", "enter"], do.add_machine("desk")),
     (Step.ACCESS, ["s"], do.skip("SHA256:attic")),
     (Step.ACCESS, ["r"], do.retry("SHA256:attic")),
     (Step.ACCESS, ["down", "down", "enter", *"pw", "enter"], ("SHA256:pc", "pw")),

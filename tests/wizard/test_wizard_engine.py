@@ -349,6 +349,10 @@ def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
     assert wizard.state.answers.picked == ("here", ANNA.key)
     assert [row.name for row in wizard.state.machines.rows] == ["desk", "anna"]
     until(lambda: services.added == ["ada@10.0.0.2"])
+    for text in ("ada@10.0.0.2", "Anna"):  # a listed one is picked, however it is named
+        wizard.do(do.pick(ANNA.key, False))
+        wizard.do(do.add_machine(text))
+        assert (wizard.state.answers.picked, wizard.state.notice) == (("here", ANNA.key), "")
 
 
 def test_what_was_typed_last_is_what_is_looked_for(make: Make) -> None:

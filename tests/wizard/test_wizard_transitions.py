@@ -225,6 +225,7 @@ def test_a_machine_typed_by_its_address_takes_the_name_that_it_tells(typed: str,
     state = apply(state, done(task, report))
     assert [row.name for row in state.members] == ["desk", name]
     assert state.listed[-1].name == name and state.members[-1].entry.host in typed
+    assert apply(state, done(replace(task, kind=TaskKind.INSTALL_KEY), report)).notice.startswith(f"{name}: accepts")
 
 
 def test_this_computer_is_picked_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from app.console import command_line
-from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
+from app.wizard.state.assessment import copying_text, of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.dependencies import MEASURES, is_unsaved
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.observations import origin_of
@@ -86,8 +86,8 @@ def check_lines(rows: Iterable[Check]) -> Iterator[str]:
 
 
 def link_lines(state: WizardState) -> Iterator[str]:
-    if any(pair.from_starter for pair in state.links.value):
-        yield "  This computer does not train, but copies to the machines: so that was measured, too."
+    if copying := copying_text(state.links.value):
+        yield f"  {copying}"
     for pair in (pair for pair in state.links.value if not pair.from_starter):
         ends, figures = f"  {' to '.join(pair.labels)}", pair.figures
         if figures is None:

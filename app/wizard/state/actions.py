@@ -175,7 +175,7 @@ def pick(state: State, key: str, to: bool | None = None) -> State:
 
 @action
 def add_machine(state: State, text: str) -> State:
-    """Add and select a machine given as ``[user@]host[:port]``, as typed after ``ssh``.
+    """Add and select a machine given as ``[user@]host[:port]``, as typed after ``ssh``; one that is listed is selected.
 
     Its row appears at once; discovery later merges it with the machine that answers at that address.
     """
@@ -183,16 +183,25 @@ def add_machine(state: State, text: str) -> State:
 
     text = " ".join(text.split())
     quoted = text[:_QUOTED]
+    if (listed := row_named(state, text)) is not None:
+        return pick(listed.key, True).on(state)
     try:
         entry = typed_machine(text)
     except BadInput:
         return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
-    if text in state.answers.typed:
-        return state.noting(f"{quoted} is listed already")
     row = MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
     machines = replace(state.machines, rows=(*state.machines.rows, row))
     state = replace(state, pinned=(*state.pinned, row), machines=machines)
-    return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
+    typed = tuple(dict.fromkeys((*state.answers.typed, text)))
+    return state.answering(typed=typed, picked=tuple(dict.fromkeys((*state.answers.picked, row.key))))
+
+
+def row_named(state: State, text: str) -> MachineRow | None:
+    """Return the listed machine that a typed name or address means; ``None`` if none is."""
+    name, key = " ".join(text.split()), f"typed:{' '.join(text.split())}"
+    as_typed = (row for row in state.machines.rows if key in (row.key, *row.aliases))
+    named = (row for row in state.listed if name.casefold() in (row.name.casefold(), *row.names))
+    return next(as_typed, None) or next(named, None)
 
 
 @action

@@ -138,6 +138,17 @@ def of_pair(pair: PairFigures) -> Assessment:
     return Assessment(status=status, cause=warnings[0] if warnings else "", fix=fix)
 
 
+def copying_text(pairs: Sequence[PairFigures]) -> str:
+    """Return how fast this computer, which does not train, copies to the machines; empty where it trains."""
+    rates = []
+    for pair in pairs:
+        if pair.from_starter and (figures := pair.figures) is not None:
+            is_first = pair.labels[0] != pair.source
+            mbit = figures.mbit if is_first else figures.mbit_back or figures.mbit
+            rates.append(f"to {pair.labels[is_first]} {rate_text(mbit)}")
+    return f"This computer does not train, it copies: {', '.join(rates)}." if rates else ""
+
+
 def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
     """Assess all links together, without a cause: each link shows its own."""
     weak = any(of_pair(pair).status is not ItemStatus.OK for pair in pairs)

@@ -165,7 +165,9 @@ def _with_outcome(state: State, task: ServiceTask, result: Any) -> State:
         case TaskKind.INSTALL_KEY if row is not None:
             words = "accepts the login: a key is installed there" if result.ok else result.problem
             access_task = ServiceTask(TaskKind.ACCESS, task.key, inputs(state, TaskKind.ACCESS, task.key))
-            return _with_result(state, access_task, result).noting(f"{row.name}: {words}")
+            state = _with_result(state, access_task, result)
+            named_row = state.access_of(task.key) or row  # by the name that it has told at this login
+            return state.noting(f"{named_row.name}: {words}")
         case TaskKind.INSTALL_KEY:
             return state
         case TaskKind.APPROVAL:
