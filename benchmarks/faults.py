@@ -47,6 +47,7 @@ _TOLD = {
 }
 """Part of the warning, or of the election, that tells of a fault."""
 _MANY = 100_000
+_MODEL = "nn.Linear(2, 2)"
 
 
 class Trial:
@@ -54,11 +55,12 @@ class Trial:
 
     Args:
         options: further words of the command.
+        model: what is trained.
     """
 
-    def __init__(self, lab: Lab, folder: Path, strategy: str, options: Sequence[str] = ()) -> None:
+    def __init__(self, lab: Lab, folder: Path, strategy: str, options: Sequence[str] = (), model: str = _MODEL) -> None:
         self.lab, self.members = lab, len(list(lab))
-        self.muster = Muster(folder, lab.hosts_file, _STEP)
+        self.muster = Muster(folder, lab.hosts_file, _STEP, model=model)
         words = ["--max-steps", str(_MANY), "--strategy", strategy, "--no-eval-before", *options]
         self.run_id = self.muster.detach(*words)
         self.reach(_SETTLED)

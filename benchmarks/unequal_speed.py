@@ -1,12 +1,16 @@
 """What shares that follow the measured speed are worth on machines of unequal speed, or one that is slowed in mid-run.
 
-    python benchmarks/unequal_speed.py [--strategy allreduce diloco] [--balance auto off] [--steps 200] [CASE ...]
+    python benchmarks/unequal_speed.py [--strategy allreduce diloco] [--balance auto off] [--steps 200] [--quotas]
+        [CASE ...]
 
 Needs root on Linux. Three lab hosts with real SSH servers; compute is emulated: a sample takes a fixed time, divided by
 the speed of its host. ``unequal``: speeds of 1, 0.5 and 0.25 from the start, and a strategy named by hand. ``slowed``:
 equal hosts, of which one falls to a quarter in mid-run. The rate is that of all samples to the sum of the members'
 speeds, each as measured without waiting: over all steps, or those after the host was slowed, and from the last change
 of shares on.
+
+With ``--quotas`` samples take processor time instead, and the speed of a host is its quota of a core (0.4 times its
+speed), which its exchanges share. It is given that when all have begun, as imports would take minutes within it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from training.records.events import StepEvent, WarningEvent
 
 _SAMPLE = 0.01
 """Seconds of a sample on a host of speed 1."""
-_SLOWED_AT = 60
+_CORE = 0.4
+"""Cores of a host of speed 1, with quotas; there a sample takes so much of its processor time as would last as long."""
+_BEGUN, _SLOWED_AT = 5, 60
 _SPEED = "speed"
 """File in the home folder of each host that holds its speed."""
 JOB = """
@@ -44,13 +50,21 @@ def build():
     return CustomJob(nn.Linear(2, 2), TensorDataset(points, (points.sum(dim=1) > 1).long()), None, loss)
 
 def loss(scores, wanted):
-    time.sleep(len(wanted) * {sample} / float((Path.home() / {speed!r}).read_text()))
+    if {core}:
+        end = time.thread_time() + len(wanted) * {sample} * {core}
+        while time.thread_time() < end:
+            pass
+    else:
+        time.sleep(len(wanted) * {sample} / float((Path.home() / {speed!r}).read_text()))
     return nn.functional.cross_entropy(scores, wanted)
 """
 
 
 def set_speeds(lab: Lab, *speeds: float) -> None:
     for host, speed in zip(lab, speeds, strict=True):
+        if host.spec.cores is not None:
+            host.set_cores(_CORE * speed)
+            continue
         written = host.files / f"{_SPEED}.new"
         written.write_text(str(speed))
         written.replace(host.files / _SPEED)
@@ -84,15 +98,20 @@ def measure(lab: Lab, case: str, strategy: str, balance: str, steps: int) -> str
     """Carry out a run; return its row."""
     before = (1.0, 0.5, 0.25) if case == "unequal" else (1.0, 1.0, 1.0)
     after = before if case == "unequal" else (1.0, 1.0, 0.25)
-    set_speeds(lab, *before)
+    core = 0.0 if next(iter(lab)).spec.cores is None else _CORE
+    set_speeds(lab, *((1 / _CORE,) * 3 if core else before))
     with tempfile.TemporaryDirectory() as folder:
         muster = Muster(Path(folder), lab.hosts_file)
-        muster.job.write_text(JOB.format(sample=_SAMPLE, speed=_SPEED))
+        muster.job.write_text(JOB.format(sample=_SAMPLE, speed=_SPEED, core=core))
         words = ["--max-steps", str(steps), "--strategy", strategy, "--no-eval-before", "--set", f"balance={balance}"]
         words += ["--sync-interval", "10"] if strategy == "diloco" else []
         run_id = muster.detach(*words)
         try:
             begin = 1
+            if core:
+                muster.until_step(run_id, _BEGUN)
+                set_speeds(lab, *before)
+                begin = max(step_ends(muster, run_id))
             if case == "slowed":
                 muster.until_step(run_id, _SLOWED_AT)
                 set_speeds(lab, *after)
@@ -119,10 +138,11 @@ def main() -> None:
     parser.add_argument("--strategy", nargs="+", default=["allreduce", "diloco"])
     parser.add_argument("--balance", nargs="+", default=["auto", "off"])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--quotas", action="store_true")
     options = parser.parse_args()
     print("| case | strategy | balance | all steps | from the last change | answered after steps | load | told |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    lab = Lab(*(HostSpec(name) for name in ("attic", "cellar", "garage")))
+    lab = Lab(*(HostSpec(name, cores=1.0 if options.quotas else None) for name in ("attic", "cellar", "garage")))
     try:
         for case in options.cases:
             for strategy in options.strategy:

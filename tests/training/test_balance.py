@@ -19,8 +19,9 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
-from training.data.balance import ShareBalance, Speed, longest, split_evenly
+from training.data.balance import ShareBalance, Speed
 from training.data.batches import BatchSource, Samples
+from training.data.even_split import longest, split_evenly
 from training.data.sample_order import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange
 from training.loop.position import EarlyStopping, Position
@@ -103,6 +104,23 @@ def test_a_machine_that_slows_down_further_after_a_change_is_no_reason_to_take_i
         "garage computes 2.5 times slower than at the start: its share goes from 8 to 4 of 24 samples",
         "garage computes 4.0 times slower than at step 60: its share goes from 4 to 1 of 24 samples",
     ]
+
+
+def test_shares_settle_where_hosts_have_quotas_of_processor_time() -> None:
+    """Seconds of n samples on a host with a quota grow by whole periods; what fits into the first one is fast."""
+
+    def taken(cores: float, samples: int) -> float:
+        periods, rest = divmod(0.004 * samples + 0.002, 0.1 * cores)
+        return 0.1 * periods + rest
+
+    cores, shares, sizes, longest_step = (0.4, 0.2, 0.1), ShareBalance(), {0: 8, 1: 8, 2: 8}, []
+    for step in range(10, 1500, 10):
+        seconds = {rank: taken(cores[rank], size) / size for rank, size in sizes.items()}
+        longest_step.append(longest(sizes, seconds))
+        speeds = {rank: Speed(each, longest_step[-1], 10) for rank, each in seconds.items()}
+        if shares.is_due(step) and (decision := shares.decide(step, sizes, speeds, NAMES.__getitem__)) is not None:
+            sizes = decision.sizes
+    assert len(shares.changes) <= 4 and longest_step[-1] <= 0.15 < 0.3 < longest_step[0], (shares.changes, sizes)
 
 
 @given(st.lists(seconds_of_sample, min_size=2, max_size=6), st.integers(6, 200))

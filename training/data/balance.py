@@ -10,9 +10,11 @@ One slow step, an evaluation or a snapshot moves nothing: the figure is a median
 if windows of :data:`LEAST_STEPS` steps and :data:`LEAST_SECONDS` seconds in a row promise a step that is shorter by
 :data:`LEAST_GAIN`. Where they change again and again, this number of steps doubles each time.
 
-A promise supposes that a sample takes as long in a larger share. Where passes have a cost of their own, as on a GPU
-that small ones do not fill, a step may become longer instead: then the change is taken back, and not repeated while
-members have the speeds at which it was in vain.
+A promise supposes that a sample takes as long in a larger share, unless the last change has shown otherwise: what a
+further sample of a member takes is the difference of its two steps then. So shares settle where a host has a quota of
+processor time, of which small shares need no more than it saves while it waits. Where passes have a cost of their own,
+as on a GPU that small ones do not fill, a step may become longer instead: then the change is taken back, and not
+repeated while members have the speeds at which it was in vain.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from profiles.quantities import time_text
+from training.data.even_split import longest, split_evenly
 from training.exchange.base import Exchange
 from training.exchange.payloads import figures_by_rank
 
@@ -41,6 +44,9 @@ _MOST_WINDOW, _FEWEST_MEASURED = 1000, 5
 _NOTED = 1.3
 """Ratio of two speeds of a member from which its speed has changed."""
 _MOST_NAMED = 4
+_LEAST_MOVED, _LEAST_SLOPE, _MOST_SLOPE = 0.2, 0.5, 10.0
+"""Least part by which a share must have changed to show what a further sample takes, and bounds of that, as a multiple
+of the seconds for a sample."""
 
 
 class Speed(NamedTuple):
@@ -61,6 +67,13 @@ class Decision(NamedTuple):
     rank: int
     """The member that the reason names."""
     reason: str
+
+
+class Measured(NamedTuple):
+    """What a member took for a sample, when its share was first of this size at this speed."""
+
+    size: int
+    seconds: float
 
 
 class Replaced(NamedTuple):
@@ -99,6 +112,10 @@ class ShareBalance:
     """What the last change has replaced, until a report shows that steps are no longer than before."""
     vain: dict[int, float] = field(default_factory=dict)
     """Seconds for a sample by rank at which the last change was in vain."""
+    measured: dict[int, Measured] = field(default_factory=dict)
+    """By rank, with its present share."""
+    before: dict[int, Measured] = field(default_factory=dict)
+    """By rank, with another share; only while its speed is that of then."""
     _window: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOW))
 
     def sizes_of(self, planned: Mapping[int, int]) -> dict[int, int]:
@@ -162,11 +179,16 @@ class ShareBalance:
         self.next_report = step + window_steps(step_seconds)
         for rank, value in seconds.items():
             self.reference.setdefault(rank, value)
+        self._note_measured(sizes, seconds)
         now = self.accumulation * longest(sizes, seconds)
         least_gain = max(LEAST_SAVING, LEAST_GAIN * max(now, step_seconds))
         replaced = self._better_before(sizes, seconds, now - least_gain)
-        best = replaced.sizes if replaced else split_evenly(sum(sizes.values()), seconds)
-        then = self.accumulation * longest(best, replaced.seconds if replaced else seconds)
+        if replaced:
+            best, then = replaced.sizes, self.accumulation * longest(*replaced)
+        else:
+            costs = self._costs(sizes, seconds)
+            best = split_evenly(sum(sizes.values()), *costs)
+            then = self.accumulation * longest(best, *costs)
         if now - then < least_gain or (not replaced and self._is_in_vain(seconds)):
             self.evidence = (0, 0.0)
             return None
@@ -199,6 +221,29 @@ class ShareBalance:
             return before
         self.replaced, self.evidence = None, (0, 0.0)
         return None
+
+    def _note_measured(self, sizes: Mapping[int, int], seconds: Mapping[int, float]) -> None:
+        """Record what a sample takes in the shares of now; forget what it took before where a speed has changed."""
+        for rank, size in sizes.items():
+            newest, last = Measured(size, seconds[rank]), self.measured.setdefault(rank, Measured(size, seconds[rank]))
+            if abs(size - last.size) > _LEAST_MOVED * max(size, last.size):
+                self.before[rank], self.measured[rank] = last, newest
+            elif size == last.size and not 1 / _NOTED < newest.seconds / last.seconds < _NOTED:
+                self.before.pop(rank, None)
+                self.measured[rank] = newest
+
+    def _costs(
+        self, sizes: Mapping[int, int], seconds: Mapping[int, float]
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the seconds that a further sample takes, and those that a micro-batch takes beside its samples, which
+        may be negative; by rank."""
+        costs = dict(seconds)
+        for rank in sizes.keys() & self.before.keys():
+            size, value = self.before[rank]
+            if size != sizes[rank]:
+                slope = (sizes[rank] * seconds[rank] - size * value) / (sizes[rank] - size)
+                costs[rank] *= min(_MOST_SLOPE, max(_LEAST_SLOPE, slope / seconds[rank]))
+        return costs, {rank: size * (seconds[rank] - costs[rank]) for rank, size in sizes.items()}
 
     def _is_in_vain(self, seconds: Mapping[int, float]) -> bool:
         """Whether members have the speeds at which a change was taken back."""
@@ -289,6 +334,7 @@ class ShareBalance:
             "reference": [*self.reference.items()],
             "replaced": [[*part.items()] for part in self.replaced or ()],
             "vain": [*self.vain.items()],
+            "measured": [[*part.items()] for part in (self.measured, self.before)],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -301,6 +347,10 @@ class ShareBalance:
         self.evidence, self.changes = (int(steps), float(seconds)), [int(step) for step in state["changes"]]
         self.reference = {int(rank): float(value) for rank, value in state["reference"]}
         self.vain = {int(rank): float(value) for rank, value in state.get("vain", [])}
+        self.measured, self.before = (
+            {int(rank): Measured(int(size), float(value)) for rank, (size, value) in part}
+            for part in state.get("measured", ([], []))
+        )
         self.replaced = None
         if before := state.get("replaced"):
             replaced_sizes, replaced_seconds = before
@@ -314,28 +364,6 @@ class ShareBalance:
 def window_steps(step_seconds: float) -> int:
     """Return the steps between two reports where a step takes so long."""
     return min(_MOST_WINDOW, max(WINDOW, math.ceil(WINDOW_SECONDS / max(step_seconds, 1e-6))))
-
-
-def longest(sizes: Mapping[int, int], seconds: Mapping[int, float]) -> float:
-    """Return the seconds until the last member has computed its samples."""
-    return max(size * seconds[rank] for rank, size in sizes.items())
-
-
-def split_evenly(total: int, seconds: Mapping[int, float]) -> dict[int, int]:
-    """Split ``total`` samples, at least one each, so that the last member is done as early as possible.
-
-    Args:
-        seconds: that each member computes for a sample, by rank.
-    """
-    speeds = {rank: 1 / value for rank, value in seconds.items()}
-    scale = math.fsum(speeds.values())
-    sizes = {rank: max(1, math.floor(total * speed / scale)) for rank, speed in speeds.items()}
-    while sum(sizes.values()) < total:
-        sizes[min(sizes, key=lambda rank: ((sizes[rank] + 1) * seconds[rank], rank))] += 1
-    while sum(sizes.values()) > total:
-        large = [rank for rank, size in sizes.items() if size > 1]
-        sizes[max(large, key=lambda rank: (sizes[rank] * seconds[rank], rank))] -= 1
-    return sizes
 
 
 def reports_held(state: Mapping[str, Any]) -> int:
