@@ -41,11 +41,12 @@ _STEP = re.compile(r"^(Collecting|Processing|Downloading|Building|Installing|Res
 _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?)(i?)B\)$")
 _MOST_FETCHED = 0.9
 """Share of the work that is done when the last package is downloaded; unpacking is the rest."""
+_EMPTY, _EMPTY_SHARE = 23_000_000, 0.03  # bytes of an environment that has pip alone, and its share of the work
 _KEPT_LINES = 1000
 LOG = "install.log"
 """File in Muster's folder: the output of pip or uv that failed last."""
-BEAT = 20.0
-"""Seconds between two signs of life of a step without output."""
+BEAT, EMPTY_BEAT = 20.0, 3.0
+"""Seconds between two signs of life of a step without output, and while an empty environment is made."""
 
 
 class InstallLog:
@@ -95,7 +96,8 @@ class InstallLog:
     @property
     def share(self) -> float:
         """Share of the work that is done, from 0 to 1; 0 where unknown: uv names only large packages."""
-        return _MOST_FETCHED * self.fetched / self.packages if self.packages else 0.0
+        done = self.fetched / self.packages if self.packages else 0.0
+        return _EMPTY_SHARE * bool(done) + (_MOST_FETCHED - _EMPTY_SHARE) * done
 
 
 class DiskGrowth:
@@ -107,6 +109,21 @@ class DiskGrowth:
     def __call__(self) -> str:
         before, self._bytes = self._bytes, sum(map(_bytes_in, self._folders))
         return f"{self._log.latest}; {self._bytes / 1e6:.0f} MB are on the disk" if self._bytes > before else ""
+
+
+class EmptyEnvironment:
+    """Progress of an environment that gets pip, which takes minutes on a busy machine and says nothing."""
+
+    def __init__(self, stage: str, folder: Path) -> None:
+        self._stage, self._folder, self._bytes = stage, folder, 0
+
+    def __call__(self) -> str:
+        self._bytes = _bytes_in(self._folder)
+        return f"{self._stage}: {self._bytes / 1e6:.0f} of about {_EMPTY / 1e6:.0f} MB"
+
+    def share(self) -> float:
+        """Return the share of the whole installation that is done."""
+        return _EMPTY_SHARE * min(1.0, self._bytes / _EMPTY)
 
 
 def _bytes_in(folder: Path) -> int:
@@ -257,13 +274,17 @@ def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
     (scratch / "lock.txt").write_text(recipe.lock)
     (scratch / "requirements.txt").write_text("\n".join(recipe.requirements))
     environment = _environment(scratch)
-    say(f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}")
+    stage = f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}"
+    say(stage)
     python = str(folder / "bin" / "python")
     if uv:
         _run([uv, "venv", "--python", sys.executable, str(folder)], environment)
         install = [uv, "pip", "install", "--python", python]
     else:
-        install = [*_venv(folder, python, environment), "install", "--no-input", *PIP_PATIENCE, "--no-compile"]
+        growth = EmptyEnvironment(stage, folder)
+        with heartbeat(growth, growth.share, EMPTY_BEAT):
+            pip = _venv(folder, python, environment)
+        install = [*pip, "install", "--no-input", *PIP_PATIENCE, "--no-compile"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
     sent = ["--no-index", "--find-links", recipe.wheels] if recipe.wheels else []
     log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.hashed, re.MULTILINE)) + 1)  # and torch

@@ -301,6 +301,17 @@ def test_a_long_download_without_output_says_how_much_has_arrived(
     assert line["say"] == "downloading torch (900 MB in all); 2 MB are on the disk"
 
 
+def test_an_environment_that_is_being_made_says_how_much_of_it_is_there(tmp_path: Path) -> None:
+    empty = builder.EmptyEnvironment("making an environment", tmp_path)
+    (tmp_path / "pip").write_bytes(bytes(11_500_000))
+    assert empty() == "making an environment: 12 of about 23 MB" and empty.share() == pytest.approx(0.015)
+    (tmp_path / "more").write_bytes(bytes(20_000_000))
+    assert empty() and empty.share() == 0.03
+    log = builder.InstallLog(100)
+    log.describe("Collecting torch==2.13.0")
+    assert 0.03 < log.share < 0.05  # it goes on from there
+
+
 def test_uv_names_sizes_and_no_share() -> None:
     headway = builder.InstallLog(80)
     assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
