@@ -254,6 +254,17 @@ def test_saving_waits_for_the_plan(make: Make, others: tuple[str, ...]) -> None:
     assert state.notice == "saved: demo-2.ini" and services.asked.count("save") == 1
 
 
+def test_a_save_that_waits_is_dropped_with_its_step(make: Make) -> None:
+    services = FakeServices(hold={"forecast": threading.Event()})
+    wizard = with_machines(make, services)
+    on(wizard, Step.PLAN)
+    wizard.do(do.save_only())
+    wizard.do(do.go_to(Step.JOB))
+    services.hold["forecast"].set()
+    until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK and not state.deferred)
+    assert "save" not in services.asked
+
+
 def test_packages_come_from_here_where_a_person_says_so(make: Make) -> None:
     services = FakeServices(findings={"anna": BROKEN})
     wizard = with_machines(make, services, ANNA.key)
