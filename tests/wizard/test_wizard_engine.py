@@ -12,7 +12,7 @@ import pytest
 from app.wizard.engine import Wizard
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import AccessNeed, ItemStatus
+from app.wizard.state.records import AccessNeed, ItemStatus, MachineRow
 from app.wizard.state.state import Step, TaskKind, WizardState
 from tests.waiting import until, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
@@ -241,12 +241,12 @@ def test_installing_waits_for_the_checks(make: Make) -> None:
     assert wizard.state.notice == "there is nothing that can be installed from here"
 
 
-@pytest.mark.parametrize("others", [(), (ANNA.key,)])
-def test_saving_waits_for_the_plan(make: Make, others: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("machines", [(HERE,), (HERE, ANNA)])
+def test_saving_waits_for_the_plan(make: Make, machines: tuple[MachineRow, ...]) -> None:
     """Of this computer alone, the plan is made anew once it is checked."""
-    services = FakeServices(hold={"forecast": threading.Event()})
-    wizard = with_machines(make, services, *others)
-    on(wizard, Step.PLAN)
+    services = FakeServices(hold={"forecast": threading.Event()}, saved={"evening": machines})
+    wizard = make(services, "evening")
+    until_state(wizard, lambda state: len(state.members) == len(machines))
     wizard.do(do.save_only())
     assert wizard.state.notice == "saved as soon as the plan is made" and "save" not in services.asked
     services.hold["forecast"].set()
