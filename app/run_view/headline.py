@@ -26,8 +26,8 @@ STALLED_AFTER = 30.0
 _SOON = 120.0
 """Seconds to the end below which a run is no longer judged."""
 _SHORT = 3600.0
-"""Seconds of a run, as promised, below which its end is shown as the time left, in longer ones as the time of day: in
-one form throughout."""
+"""Seconds of a run, as promised, or so far where nothing was, below which its end is shown as the time left; in longer
+ones as the time of day: so it keeps one form."""
 _STOPPED_BY_USER = ("stopped by the user", "ended by the user")
 """Reasons of members that have left, where all are to."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
@@ -314,10 +314,8 @@ def _done_at(view: RunView) -> tuple[str, ...]:
 
 
 def _is_short(view: RunView) -> bool:
-    """Whether ends are shown as times left: judged by what does not change, the promise, where there is one."""
-    left = view.state.time_left(view.now)
-    seconds = view.time.seconds if view.time else 0.0
-    return (seconds or view.seconds + (left.seconds if left else 0.0)) < _SHORT
+    """Whether ends are shown as times left: judged by the promise, or the time so far, which do not go up and down."""
+    return ((view.time.seconds if view.time else 0.0) or view.seconds) < _SHORT
 
 
 def _promised(view: RunView) -> str:

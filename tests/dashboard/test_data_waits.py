@@ -30,7 +30,7 @@ def going(data: float, machines: int = 1, last: int = 12) -> RunState:
 
 def test_the_headline_says_how_much_of_a_step_waits_for_data() -> None:
     said = headline(view_of(going(0.45), BEGAN + 13))
-    assert (said.level, said.details[1]) == ("warning", "41 % of each step waits for data")  # the longest one left out
+    assert (said.level, said.details[2]) == ("warning", "41 % of each step waits for data")  # the longest one left out
     assert "41 % of each step waits for data on air" in headline(view_of(going(0.45, 3), BEGAN + 13)).details
 
 
