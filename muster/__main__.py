@@ -20,19 +20,23 @@ _PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 
 def main() -> int:
     """Run the command line and end this process; return the exit code where that cannot begin."""
+    silence_interrupts()
+    hold_keys(sys.argv[1:])
     problem = _package_conflict()
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         print("hint: install Muster on its own: uv tool install muster-train; in a clone: make setup", file=sys.stderr)
         return 2
-    silence_interrupts()
-    hold_keys(sys.argv[1:])
     typed = os.environ.setdefault("MUSTER_PROGRAM", _typed_program(sys.argv[0]))  # before our packages read it
     sys.argv[0] = shlex.split(typed)[-1]  # what a run records as its command, and its command.sh starts again
+    from app.cli.entry import called_set_up
     from app.cli.handover import hand_over
-    from app.cli.main import main as run
 
     hand_over(sys.argv[1:])
+    if (open_set_up := called_set_up(sys.argv[1:], "muster")) is not None:
+        end_process(open_set_up())
+    from app.cli.main import main as run  # typer, which the set-up does without
+
     end_process(run(sys.argv[1:], "muster"))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WIZARD_OPTIONS = ("--hosts", "--profile", "--plain", "--demo", "--ascii")
+"""Options of the guided set-up, with which ``muster`` opens it."""
+
 
 @dataclass(frozen=True)
 class CommandEntry:

@@ -13,10 +13,7 @@ from typing import Any, NoReturn
 from app.console import say
 from profiles.bootstrap import held_keys
 from profiles.errors import BadInput
-from profiles.files.resolve import load_profile
 from profiles.installation import can_train, setup_line, training_environment
-from training.hardware.resources import count_gpus
-from training.records.model_folders import find_usable_model
 
 
 def hand_over(arguments: Sequence[str]) -> None:
@@ -60,6 +57,9 @@ def _refuse_missing(options: Mapping[str, Any], uses_model: bool) -> None:
     Raises:
         BadInput: one of them does not.
     """
+    from profiles.files.resolve import load_profile  # pydantic, which a first paint does without
+    from training.records.model_folders import find_usable_model
+
     if options.get("profile"):
         load_profile(options["profile"], complete=False)
     if uses_model and "model" in options:
@@ -77,6 +77,7 @@ def equip_here() -> None:
     """
     from distributed.machine.link import link_to, this_machine  # SSH: only where packages are missing
     from distributed.preparation.provision import environment_size, find_environment, provision
+    from training.hardware.resources import count_gpus
 
     hosts = this_machine()
     with contextlib.closing(link_to(hosts.master, hosts)) as link:

@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
-from app.cli.spellings import WIZARD_OPTIONS, intended_line
+from app.cli.entry import called_set_up
+from app.cli.spellings import intended_line
 from app.cli.terminal import fail
 from app.console import ctrl_c_ends_questions, save_traceback
 from profiles.bootstrap import restore_interrupts
@@ -22,8 +23,6 @@ from profiles.errors import ExitCode, MusterError
 from profiles.installation import program
 from profiles.other_names import HINTS, LAUNCH_HINTS
 
-INSTALLED = "muster"
-"""Name of the installed program."""
 _PLAIN_TYPES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<int range>": "N", "<float range>": "X", "<path>": "FILE"}
 """What the help calls the values of options by the names that typer has for them."""
 
@@ -57,16 +56,11 @@ def root(
 
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code; ``muster`` without arguments opens the guided set-up."""
+    if (open_set_up := called_set_up(arguments, name)) is not None:
+        return open_set_up()
     completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     completing = f"_{name.upper()}_COMPLETE" in os.environ  # a shell asks what the words may go on with
     words = [word for word in (completed if completing else arguments) if not word.startswith("-")]
-    is_wizard = not arguments or arguments[0].partition("=")[0] in WIZARD_OPTIONS
-    if not completing and (words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and is_wizard)):
-        from app.cli.wizard import main as wizard  # its own options, and textual
-
-        if is_wizard:
-            return wizard(arguments, name)
-        return wizard(arguments[1:], f"{name} {words[0]}", tour=words[:1] == ["tour"])
     return run_app(lambda: _program(words, "--help-all" in arguments), arguments, name)
 
 

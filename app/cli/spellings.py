@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from app.cli.command_entry import WIZARD_OPTIONS
 from app.cli.commands import COMMANDS, GROUPS
 from profiles.errors import MusterError
 from profiles.installation import command_line, wizard_line
 
-WIZARD_OPTIONS = ("--hosts", "--profile", "--plain", "--demo", "--ascii")
 _SYNONYMS = {
     **dict.fromkeys(("run", "start", "fit", "finetune", "fine-tune", "resume"), ("distributed-train",)),
     **dict.fromkeys(("ls", "ps", "status"), ("runs", "list")),

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from app.cli.spellings import is_hosts, is_profile
 from app.console import can_only_print, say, say_error
 from profiles.bootstrap import release_keys, restore_interrupts
 from profiles.errors import BadInput, ExitCode, MusterError
@@ -85,12 +84,11 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
             restore_interrupts()
             release_keys()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
-        from app.cli.runs.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
         from app.screens.own_keys import own_keys
 
         restore_interrupts()
-        return run_wizard(services, profile, chosen.ascii, left=tell_of_run, keymap=own_keys())
+        return run_wizard(services, profile, chosen.ascii, left=_tell_of_run, keymap=own_keys())
     except MusterError as error:
         say_error(error.message, error.hint)
         return error.exit_code
@@ -100,8 +98,16 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
         return ExitCode.STOPPED
 
 
+def _tell_of_run(run: Path) -> None:
+    from app.cli.runs.attach import tell_of_run  # the reader of runs, which the first paint does without
+
+    tell_of_run(run)
+
+
 def _intended(unknown: Sequence[str]) -> str:
     """Return what to type in place of words that are no options of the set-up; empty if their meaning is not plain."""
+    from app.cli.spellings import is_hosts, is_profile  # the commands, which the first paint does without
+
     if is_profile(unknown[0]):
         return wizard_line("--profile", *unknown)
     return wizard_line("--hosts", *unknown) if is_hosts(unknown[0]) else ""
@@ -116,9 +122,10 @@ def _chosen(chosen: argparse.Namespace) -> tuple[Services, str]:
     demo, name, hosts = chosen.demo, chosen.profile, chosen.hosts
     if demo is None:
         from app.wizard.services.services import Services
-        from profiles.files.resolve import load_profile  # with pydantic, which --help does without
 
         if name is not None:
+            from profiles.files.resolve import load_profile  # with pydantic, which the first paint does without
+
             load_profile(name, complete=False)
         if hosts is not None:
             from app.cli.approval import read_hosts

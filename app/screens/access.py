@@ -16,7 +16,7 @@ from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.dependencies import logins_alike, same_password_question
-from app.wizard.state.records import Access, AccessNeed, ItemStatus
+from app.wizard.state.records import UNSETTLED, Access, AccessNeed, ItemStatus
 from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.ssh.keys.host_keys import COMPARED
 
@@ -174,6 +174,12 @@ class AccessScreen(StepScreen):
         if row is None or row.need is AccessNeed.NOTHING:
             return self.KEYS
         return (Key("enter", "go_on", words[row.need], main=True), *self.KEYS[1:])
+
+    def awaited_by(self, key: str) -> str:
+        """Enter waits until its machine has answered: a password for a dialog may be typed behind it."""
+        row = self._selected() if self.ready and key == "enter" else None
+        is_open = row is not None and row.status in UNSETTLED and row.key not in self.state.answers.skipped
+        return f"{row.name} has not answered yet" if row is not None and is_open else ""
 
     def _selected(self) -> Access | None:
         return next((row for row in self.state.access if row.key == self.table.cursor), None)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 
 from app.console import say, visible
-from app.screens.access import AccessScreen
-from app.screens.checks import ChecksScreen, LinksScreen
-from app.screens.home import HomeScreen
-from app.screens.job import JobScreen
-from app.screens.machines import MachinesScreen
-from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
-from app.screens.strategy import StrategyScreen
 from app.shell.terminal_app import NO_KEYS
 from app.wizard.engine import TaskRecord, Wizard
 from app.wizard.services.services import Services
@@ -31,12 +26,31 @@ from profiles.installation import wizard_line
 if TYPE_CHECKING:  # only when a run is watched
     from app.dashboard.dialogs.commands import Commands
 
-SCREENS: tuple[type[StepScreen], ...] = (
-    HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,
-    LaunchScreen,
-)  # fmt: skip
+SCREENS: Mapping[Step, str] = {
+    Step.HOME: "home.HomeScreen", Step.MACHINES: "machines.MachinesScreen", Step.ACCESS: "access.AccessScreen",
+    Step.CHECKS: "checks.ChecksScreen", Step.LINKS: "checks.LinksScreen", Step.JOB: "job.JobScreen",
+    Step.STRATEGY: "strategy.StrategyScreen", Step.PLAN: "plan.PlanScreen", Step.LAUNCH: "plan.LaunchScreen",
+}  # fmt: skip
+"""Module and class of the screen of each step: the first paint loads the first one only."""
 FRAMES = 0.25
 """Seconds between frames of an activity indicator."""
+
+
+def load_screen(step: Step) -> type[StepScreen]:
+    """Return the class of a step's screen, and load its module."""
+    module, name = SCREENS[step].split(".")
+    kind: type[StepScreen] = getattr(importlib.import_module(f"app.screens.{module}"), name)
+    return kind
+
+
+def load_screens() -> None:
+    """Load the modules of all screens."""
+    for step in SCREENS:
+        load_screen(step)
+
+
+def _made(step: Step) -> StepScreen:
+    return load_screen(step)()
 
 
 class WizardApp(SteeredApp):
@@ -47,9 +61,10 @@ class WizardApp(SteeredApp):
         ascii_only: nothing but ASCII reaches the terminal.
         clock: seconds since 1970.
         dashboard: makes the screen of a run.
+        painted: called once, when the first screen is shown.
     """
 
-    SCREENS: ClassVar[Any] = {screen.STEP.value: screen for screen in SCREENS}
+    SCREENS: ClassVar[Any] = {step.value: partial(_made, step) for step in SCREENS}
 
     def __init__(
         self,
@@ -59,9 +74,10 @@ class WizardApp(SteeredApp):
         clock: Callable[[], float] = time.time,
         dashboard: Callable[[Path], Screen[Any]] | None = None,
         keymap: Mapping[str, str] = NO_KEYS,
+        painted: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(ascii_only=ascii_only, clock=clock, keymap=keymap)
-        self.wizard = wizard
+        self.wizard, self._painted = wizard, painted
         self._dashboard = dashboard or _dashboard
         self._shown: WizardState | None = None
         self._step: Step | None = None
@@ -74,6 +90,10 @@ class WizardApp(SteeredApp):
         self._step = self.wizard.state.step
         self.push_screen(self._step.value)
         self.set_interval(FRAMES, self._turn)
+
+    def on_ready(self) -> None:
+        self._painted()
+        threading.Thread(target=load_screens, name="screens", daemon=True).start()  # before they are opened
 
     # ------------------------------------------------------------------------------------------------- following
 
@@ -162,8 +182,8 @@ def run_wizard(
         ascii_only: nothing but ASCII reaches the terminal.
         left: told, when the screen is gone, of the run that was started or watched.
     """
-    wizard = Wizard(services, profile)
-    app = WizardApp(wizard, ascii_only=ascii_only, keymap=keymap)
+    wizard = Wizard(services, profile, waits=True)  # its work would take the processor from the first paint
+    app = WizardApp(wizard, ascii_only=ascii_only, keymap=keymap, painted=wizard.start)
     wizard.subscribe(app.changed)
     try:
         app.run()

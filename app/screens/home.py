@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line, profile_text
-from app.report import what_next
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.assessment import of_finding, of_run
 from app.wizard.state.dependencies import MEASURES
-from app.wizard.state.records import KnownProfile, Presence
+from app.wizard.state.records import UNSETTLED, KnownProfile, Presence
 from app.wizard.state.state import Step, WizardState
-from distributed.planning.run_time import took_text
 from profiles.errors import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without
@@ -54,6 +52,10 @@ class HomeScreen(StepScreen):
 
     _watched = False
 
+    def awaited_by(self, key: str) -> str:
+        home = self.state.home
+        return "runs and profiles are being read" if home.status in UNSETTLED and not home.value.profiles else ""
+
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         live = [run for run in state.home.value.runs if run.live]
         finished = [run for run in state.home.value.runs if not run.live][:_FINISHED]
@@ -80,6 +82,8 @@ class HomeScreen(StepScreen):
         if kind == "finding":
             return [line for row in state.doctor.value if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
+            from app.report import what_next  # the reader of runs, which the first paint does without
+
             runs = [run for run in state.home.value.runs if run.run_id == name]
             about = [muted(line) for run in runs for line in (str(run.path), *what_next(run))]
             return about + [line for run in runs for line in cause_lines(of_run(run))]
@@ -165,6 +169,8 @@ def _line(key: str, name: str, about: str) -> TableRow:
 
 
 def _run(run: RunSummary) -> TableRow:
+    from distributed.planning.run_time import took_text  # pydantic, which the first paint does without
+
     assessment = of_run(run)
     mark = StatusMark.RUNNING if run.live else MARKS[assessment.status]
     took = took_text(run.seconds) if run.seconds is not None else ""

@@ -100,6 +100,13 @@ class MachinesScreen(StepScreen):
         if self.table.cursor:
             self.do(actions.pick(self.table.cursor))
 
+    def awaited_by(self, key: str) -> str:
+        """A second ``s`` waits for the answers to the first, as it asks about their networks; Enter for a machine."""
+        if key in ("enter", "n") and not self.state.machines.rows and self.state.machines.seconds < _SEARCHED:
+            return "machines are being searched for"
+        asked = (task for task, _ in self.state.under_way if task.kind is TaskKind.NEIGHBOURS)
+        return "machines are being asked" if key == "s" and any(not task.inputs for task in asked) else ""
+
     def action_ask_neighbours(self) -> None:
         networks = unasked_networks(self.state)
         if not networks:

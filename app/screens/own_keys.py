@@ -13,7 +13,8 @@ def own_keys() -> dict[str, str]:
     """
     if not keymap_file().exists():
         return {}
-    import app.dashboard.screen
-    import app.screens.app  # noqa: F401 - their keys are known once they are loaded
+    import app.dashboard.screen  # noqa: F401 - its keys are known once it is loaded
+    from app.screens.app import load_screens
 
+    load_screens()
     return read_keymap()

@@ -279,6 +279,8 @@ class StepScreen(BaseScreen):
         if self.state.strategy.status is ItemStatus.WORKING:
             self.steered.wizard.skip_measuring()
             self.notify("Measuring ends as soon as one machine has taken its first steps.")
+        else:
+            self.notify("nothing is being measured", timeout=2)
 
     def toggle_skip(self, key: str) -> None:
         """Skip a machine, or include it again; the cursor stays on it although rows under it change."""

@@ -22,7 +22,7 @@ from app.console import save_traceback, visible
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import Box, CommandLogDialog, QuestionDialog
 from app.shell.jump import JumpScreen
-from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
+from app.shell.keys import BESIDES, EVERYWHERE, NAMES, OF_APPS, Press, bindings, fit, pressed, too_small
 from app.shell.look import theme_after
 from app.shell.terminal_app import TerminalApp
 from distributed.ssh.command_log import CommandRecord, commands_run
@@ -33,12 +33,16 @@ _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
 """Keys that act at any time: they only leave or close."""
 _OVERTAKING = ("ctrl+c", "ctrl+q")
 OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
-"""Seconds during which a newly opened screen ignores keys that were not meant for it; the variable is for programs that
-press keys."""
+"""Seconds during which a screen that opened by itself, or has to be read, takes no keys. The variable is for programs
+that press keys: with 0, every key counts, and none is taken for the repeat of a held one."""
 _ROUNDS = 3
 """Passes through the queues: for the key, for a message that it caused, for the screen that opened."""
-_PATIENCE = 2.0
-"""Seconds after which a key does not wait any longer."""
+_LOOK = 0.05
+_LOOKS = 40
+"""Looks of the event loop, so many seconds apart, after which a key does not wait any longer for what came before it. A
+loop that is busy looks seldom: then a key waits longer."""
+_SILENT_LOOKS, _PATIENT_LOOKS = 10, 200
+"""The same until it is said what a key waits for, and until it is given up."""
 
 
 class MusterApp(TerminalApp):
@@ -71,7 +75,8 @@ class MusterApp(TerminalApp):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._keys: deque[events.Key] = deque()
+        self._keys: deque[Press] = deque()
+        self._last: Press | None = None
 
     # ------------------------------------------------------------------------------------------------- display
 
@@ -91,6 +96,11 @@ class MusterApp(TerminalApp):
         self._note_opening()
         return super().switch_screen(*screen, **settings)
 
+    def pop_screen(self) -> Any:
+        if self._key is not None:  # it has opened the screen below
+            self._note_opening()
+        return super().pop_screen()
+
     def _note_opening(self) -> None:
         if len(self.screen_stack) > 1:  # no key can have been meant for a screen before the first one
             self._opened = self.monotonic()
@@ -103,7 +113,11 @@ class MusterApp(TerminalApp):
         if not isinstance(event, events.Key) or event.is_forwarded or event.key in _OVERTAKING:
             await super().on_event(event)
             return
-        self._keys.append(event)
+        if event.key == "ctrl+j":  # enter, typed before the terminal left its line mode
+            typed, event = event, events.Key("enter", "\r")
+            event.time = typed.time
+        self._last = pressed(event) if self._last is None else self._last.followed_by(event)
+        self._keys.append(self._last)
         if len(self._keys) == 1:
             self._taking = asyncio.create_task(self._take_keys())
 
@@ -111,9 +125,12 @@ class MusterApp(TerminalApp):
         with suppress(ScreenStackError):  # the application has ended
             await self._settle()
             while self._keys:
-                if not self._is_ignored(self._keys[0]):
-                    self._key = self._keys[0]
-                    await super().on_event(self._key)
+                press = self._keys[0]
+                if not await self._wait_for_meaning(press.event):
+                    continue
+                if not await self._is_ignored(press):
+                    self._key = press.event
+                    await super().on_event(press.event)
                     await self._settle()
                     self._key = None
                 self._keys.popleft()
@@ -121,8 +138,33 @@ class MusterApp(TerminalApp):
 
     async def _settle(self) -> None:
         """Wait until a key, and messages that it caused, have had their effect and a screen they opened is there."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._pass_queues(), _PATIENCE)
+        passing = asyncio.ensure_future(self._pass_queues())
+        for _ in range(_LOOKS):
+            if (await asyncio.wait({passing}, timeout=_LOOK))[0]:
+                passing.result()
+                return
+        passing.cancel()
+
+    async def _wait_for_meaning(self, event: events.Key) -> bool:
+        """Wait until the screen knows what a key does there; return whether it does. After a while this key and those
+        behind it are dropped: they may be meant for a dialog that will not open. Escape drops those before it."""
+        if event.key in (*_LEAVING, *_AT_ANY_TIME) or isinstance(self.focused, Input):
+            return True
+        for look in range(_PATIENT_LOOKS):
+            screen = self.screen
+            reason = screen.awaited_by(event.key) if isinstance(screen, BaseScreen) else ""
+            if not reason:
+                return True
+            if any(press.event.key == "escape" for press in self._keys):
+                while self._keys[0].event.key != "escape":
+                    self._keys.popleft()
+                return False
+            if look == _SILENT_LOOKS:
+                self.notify(f"{NAMES.get(event.key, event.key)} waits: {reason}", timeout=2)
+            await asyncio.sleep(_LOOK)
+        self.notify(f"{NAMES.get(event.key, event.key)} was not taken: {reason}", severity="warning")
+        self._keys.clear()
+        return False
 
     async def _pass_queues(self) -> None:
         """Go several times, behind all that is waiting, through the queues of the focused widget and of those above."""
@@ -134,21 +176,41 @@ class MusterApp(TerminalApp):
                     await handled.wait()
                 node = node.parent
 
-    def _is_ignored(self, event: events.Key) -> bool:
-        """Whether a key was not meant for the screen as it is: none is visible, or another one was there until now."""
-        unseen = too_small(self.size) and event.key not in _LEAVING
-        return unseen or self._too_early(event)
+    async def _is_ignored(self, press: Press) -> bool:
+        """Whether a key was not meant for the screen as it is, which the user is notified of: another one was there
+        until now, or the key that opened it is held down. While no screen is visible, only leaving keys are taken."""
+        key = press.event.key
+        if too_small(self.size) and key not in _LEAVING:
+            return True
+        if self._too_early(press.event):
+            self.notify(f"{NAMES.get(key, key)} was not taken: this has only just opened", timeout=2)
+            return True
+        if await self._is_held(press):
+            self.notify(f"{NAMES.get(key, key)} is held down: it counts once here", timeout=2)
+            return True
+        return False
 
     def _too_early(self, event: events.Key) -> bool:
-        """Whether a key came with the opening of a screen: one that opened by itself, that was opened by the same key,
-        or that has to be read first. Text typed into a field is always accepted."""
-        pressed = self.monotonic() - (time.monotonic() - event.time)
-        if pressed >= self._opened + self.opening_pause or event.key in _AT_ANY_TIME:
+        """Whether a key came with the opening of a screen that opened by itself or has to be read first. Text that is
+        typed into a field is never too early."""
+        if self._at(event.time) >= self._opened + self.opening_pause or event.key in _AT_ANY_TIME:
             return False
         if (event.is_printable and isinstance(self.focused, Input)) or isinstance(self.screen, JumpScreen):
             return False
-        must_be_read = isinstance(self.screen, Box) and self.screen.MUST_BE_READ
-        return must_be_read or self._opener in ("", event.key)
+        return not self._opener or (isinstance(self.screen, Box) and self.screen.MUST_BE_READ)
+
+    async def _is_held(self, press: Press) -> bool:
+        """Whether a press is the repeat of a held key that has opened this screen; it is known a moment later."""
+        if self._opener != press.event.key or not self.opening_pause:
+            return False
+        while (left := press.undecided_until() - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        since = press.held_since()
+        return since is not None and self._at(since) <= self._opened
+
+    def _at(self, moment: float) -> float:
+        """Return the time of a key by the application's clock."""
+        return self.monotonic() - (time.monotonic() - moment)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield the entries of the palette: actions of this screen, then those of every screen."""

@@ -85,6 +85,10 @@ class BaseScreen(Screen[Any]):
 
     # --------------------------------------------------------------------------------- to be overridden by subclasses
 
+    def awaited_by(self, key: str) -> str:
+        """Return what a key waits for, because it decides what the key does: it will be there soon. Empty: nothing."""
+        return ""
+
     def body(self) -> ComposeResult:
         """Yield the widgets between title and key bar."""
         yield from ()

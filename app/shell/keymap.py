@@ -20,7 +20,6 @@ from textual.keys import Keys, key_to_character
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import NAMES, OF_APPS, bindings
 from profiles.errors import BadInput
-from profiles.options import hint_for
 
 _SECTION = "keys"
 _NAMED = frozenset((*NAMES, *(key.value for key in Keys)))
@@ -53,6 +52,8 @@ def read_keymap(path: Path | None = None) -> dict[str, str]:
     chosen = {}
     for action, keys in reader[_SECTION].items() if _SECTION in reader else ():
         if action not in actions:
+            from profiles.options import hint_for  # pydantic, which the first paint does without
+
             hint = hint_for(action, actions, f"there are: {', '.join(sorted(actions))}")
             raise BadInput(f"{path}: there is no action '{action}'", hint)
         chosen[action] = ",".join(_key(word.strip(), action, path) for word in " ".join(keys.split()).split(","))

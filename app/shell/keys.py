@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.events import Key as KeyEvent
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.style import Style
@@ -177,3 +179,65 @@ def fit(screen: Screen[Any], size: Size) -> None:
     wide, widest = size.width >= WIDE, size.width >= WIDEST
     classes = {"-too-small": too_small(size), "-narrow": not wide, "-wide": wide, "-widest": widest}
     screen.update_classes(classes, animate=False)
+
+
+_DELAY = (0.18, 0.8)
+"""Shortest and longest time in seconds before a keyboard repeats a held key."""
+_INTERVAL = (0.01, 0.12)
+"""Shortest and longest time in seconds between two repeats; shorter: a program wrote both at once."""
+_INTERVALS = 2
+"""Intervals by which repeats are recognised."""
+
+
+@dataclass(frozen=True)
+class Press:
+    """One key that a terminal sent; tells the repeats of a held key by their times.
+
+    A keyboard sends a held key at once, again after a delay, and then at short intervals. No terminal says which are
+    repeats. Keys that are typed fast, or by a program, come without that delay.
+    """
+
+    event: KeyEvent
+    times: list[float]
+    """Times in seconds of this press and the others of its key, with no other key between; it grows."""
+    index: int
+    """Of this press in ``times``."""
+
+    def followed_by(self, event: KeyEvent) -> Press:
+        """Return the press that comes next."""
+        if event.key != self.event.key:
+            return pressed(event)
+        self.times.append(event.time)
+        return Press(event, self.times, len(self.times) - 1)
+
+    def held_since(self) -> float | None:
+        """Return when the key was pressed of which this is a repeat; ``None``: this is a press of its own."""
+        first, last = self._burst()
+        if not self._follows_delay(first):
+            return None
+        gaps = [after - before for before, after in pairwise(self.times[first : last + 1])]
+        return self.times[first - 1] if sum(gap >= _INTERVAL[0] for gap in gaps) >= _INTERVALS else None
+
+    def undecided_until(self) -> float:
+        """Return the time until which more presses can show that this one is a repeat; 0: it is known already."""
+        first, last = self._burst()
+        may_grow = last == len(self.times) - 1 and self._follows_delay(first) and self.held_since() is None
+        return self.times[last] + _INTERVAL[1] if may_grow else 0.0
+
+    def _burst(self) -> tuple[int, int]:
+        """Return the first and the last index of the presses around this one that came in quick succession."""
+        first = last = self.index
+        while first > 0 and self.times[first] - self.times[first - 1] <= _INTERVAL[1]:
+            first -= 1
+        while last + 1 < len(self.times) and self.times[last + 1] - self.times[last] <= _INTERVAL[1]:
+            last += 1
+        return first, last
+
+    def _follows_delay(self, index: int) -> bool:
+        times: Sequence[float] = self.times
+        return index > 0 and _DELAY[0] <= times[index] - times[index - 1] <= _DELAY[1]
+
+
+def pressed(event: KeyEvent) -> Press:
+    """Return the press of a key after another one."""
+    return Press(event, [event.time], 0)

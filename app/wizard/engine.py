@@ -54,9 +54,12 @@ class Wizard:
     Args:
         profile: start at the Plan step of this profile; empty: at Home, or with the machines of the services' hosts.
         retry_every: seconds between two attempts to log in to a machine that refused.
+        waits: start no work before :meth:`start`.
     """
 
-    def __init__(self, services: Services, profile: str = "", retry_every: float = RETRY_EVERY) -> None:
+    def __init__(
+        self, services: Services, profile: str = "", retry_every: float = RETRY_EVERY, waits: bool = False
+    ) -> None:
         self._services = services
         self._retry_every = retry_every
         self._state = begin()
@@ -74,11 +77,20 @@ class Wizard:
         """Held while typed machines are passed to the watch, so that the latest list is passed last."""
         self._watch: DiscoveryWatch | None = None
         self._asked: deque[TaskRecord] = deque(maxlen=_ASKED)
-        self._closed = False
-        self._spawn(self._discover)
-        self._spawn(self._retry_for_ever)
+        self._closed, self._started = False, False
         if profile or services.hosts is not None:
             self.do(rerun(profile) if profile else begin_with_hosts())
+        if not waits:
+            self.start()
+
+    def start(self) -> None:
+        """Start the work: the search for machines, and what the state needs. May be called twice."""
+        with self._lock:
+            if self._started or self._closed:
+                return
+            self._started = True
+        self._spawn(self._discover)
+        self._spawn(self._retry_for_ever)
         self._change(None)
 
     @property
@@ -155,9 +167,9 @@ class Wizard:
                 return
             if change is not None:
                 self._state = apply(self._state, change)
-            for task in tasks_to_start(self._state):
+            for task in tasks_to_start(self._state) if self._started else ():
                 if task not in self._running:
-                    self._start(task)
+                    self._start_task(task)
             self._look_for_typed()
             listeners = () if self._state is self._published else tuple(self._listeners)
             self._published = self._state
@@ -165,7 +177,7 @@ class Wizard:
         for listener in listeners:
             listener()
 
-    def _start(self, task: ServiceTask, quiet: bool = False) -> None:
+    def _start_task(self, task: ServiceTask, quiet: bool = False) -> None:
         self._running.add(task)
         if not quiet:
             self._state = apply(self._state, begun(task))
@@ -276,7 +288,7 @@ class Wizard:
                 if delay > 0:
                     self._wake.wait(delay)
                     continue
-                self._start(
+                self._start_task(
                     ServiceTask(TaskKind.ACCESS, due[1], inputs(self._state, TaskKind.ACCESS, due[1])), quiet=True
                 )
 

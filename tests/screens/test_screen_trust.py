@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from textual import events
@@ -15,7 +17,7 @@ from app.shell.dialogs import ChoiceDialog, QuestionDialog
 from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.state import Step, TaskKind
-from tests.screens.pilot import fixed_clock, run, text, until_text
+from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import FINGERPRINT, HOSTILE, STUDIO, at
 from tests.wizard.fake_services import refused
 
@@ -79,11 +81,12 @@ def hasty(steering: Any) -> WizardApp:
 
 
 async def typed_at_once(pilot: Pilot[Any], *keys: str) -> None:
-    """Send keys as a terminal does: none waits for the one before."""
-    characters = {"slash": "/", "enter": "\r", "backspace": "\x7f"}
+    """Send keys as a terminal does, none of which waits for the one before, and wait for all."""
+    characters = {"slash": "/", "enter": "\r", "backspace": "\x7f", "question_mark": "?"}
     for key in keys:
-        pilot.app.post_message(events.Key(key, characters.get(key, key)))
+        pilot.app.post_message(events.Key(key, characters.get(key, key if len(key) == 1 else None)))
     await pilot.pause()
+    await until(pilot, lambda: not cast(WizardApp, pilot.app)._keys)
 
 
 def test_a_host_key_is_not_accepted_before_it_can_be_read() -> None:
@@ -134,18 +137,53 @@ def test_keys_typed_at_once_reach_the_filter_and_the_letters_that_the_first_of_t
     run(app, drive)
 
 
-def test_the_key_that_opened_a_screen_is_not_taken_twice_and_another_one_is() -> None:
+def test_a_key_that_opened_a_screen_is_taken_there_when_it_is_typed_again() -> None:
     app = hasty(at(Step.JOB))
 
     async def drive(pilot: Pilot[Any]) -> None:
-        await pilot.press("down", "down", "down", "enter", "enter")
+        await pilot.press("down", "down", "down")
+        await typed_at_once(pilot, "enter", "enter", "enter")
         assert isinstance(app.screen, ChoiceDialog)
-        await pilot.press("down", "enter")
-        assert isinstance(app.screen, ChoiceDialog)
-        await pilot.press("escape")
+        await typed_at_once(pilot, "enter")
         assert not isinstance(app.screen, ChoiceDialog)
 
     run(app, drive)
+
+
+def test_a_held_key_opens_one_screen_and_it_is_said() -> None:
+    app = hasty(at(Step.JOB))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("down", "down", "down")
+        pressed = time.monotonic() - 1
+        for later in (0.0, 0.5, 0.53, 0.56, 0.59):
+            key = events.Key("enter", "\r")
+            key.time = pressed + later
+            app.post_message(key)
+        await typed_at_once(pilot, "up")
+        assert isinstance(app.screen, ChoiceDialog)
+        assert [notice.message for notice in app._notifications] == ["enter is held down: it counts once\nhere"]
+
+    run(app, drive)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_typed_at_once_do_what_they_do_when_each_is_awaited(seed: int) -> None:
+    keys = random.Random(seed).choices(["enter", "down", "up", "a", "p", "slash", "escape", "n", "question_mark"], k=14)
+
+    def outcome(is_awaited: bool) -> tuple[Any, ...]:
+        steering = at(Step.MACHINES)
+        app, seen = hasty(steering), list[Any]()
+        app.opening_pause = 0.0 if is_awaited else 0.5  # a busy computer may type as a keyboard repeats
+
+        async def drive(pilot: Pilot[Any]) -> None:
+            await (pilot.press(*keys) if is_awaited else typed_at_once(pilot, *keys))
+            seen.extend([type(app.screen), text(app)])
+
+        run(app, drive)
+        return (*seen, steering.done)
+
+    assert outcome(is_awaited=False) == outcome(is_awaited=True)
 
 
 def test_a_screen_that_opens_by_itself_takes_no_key_at_once() -> None:

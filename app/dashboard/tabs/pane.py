@@ -63,9 +63,12 @@ class Pane(Vertical):
     """The picture that is shown."""
 
     def show(self, picture: Picture) -> None:
-        """Show a new picture."""
+        """Show a new picture; a tab that has just been opened shows its earlier one until its size is known."""
         self.picture = picture
-        self.draw(picture)
+        if self.size:
+            self.draw(picture)
+        else:
+            self.call_after_refresh(self.draw_again)
 
     def draw(self, picture: Picture) -> None:
         """Draw a picture."""

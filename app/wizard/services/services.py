@@ -34,11 +34,8 @@ from app.wizard.state.records import (
 )
 from app.wizard.state.state import PlanRequest
 from profiles.errors import BadInput, MachinesNotReady, MusterError
-from profiles.files.library import Library
-from profiles.files.resolve import ProfileEntry, list_profiles
 from profiles.installation import RUNS_FOLDER
 from profiles.locations import absolute_path
-from profiles.schema import DEFAULT_TASK
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -52,6 +49,11 @@ if TYPE_CHECKING:
     from distributed.ssh import access
     from distributed.ssh import config as ssh_config
     from distributed.ssh.access import AccessReport
+    from profiles import schema
+    from profiles.files import library as profile_library
+    from profiles.files import resolve as profile_files
+    from profiles.files.library import Library
+    from profiles.files.resolve import ProfileEntry
     from profiles.schema import Profile
     from training.records import runs as run_list
 else:  # loaded on first use: most load SSH, which the first screen does without
@@ -64,6 +66,8 @@ else:  # loaded on first use: most load SSH, which the first screen does without
     wheels = lazy("distributed.preparation.wheels")
     access, ssh_config = lazy("distributed.ssh.access"), lazy("distributed.ssh.config")
     run_list = lazy("training.records.runs")
+    profile_library, profile_files = lazy("profiles.files.library"), lazy("profiles.files.resolve")
+    schema = lazy("profiles.schema")
 
 RUNS = 20
 
@@ -114,7 +118,7 @@ class Services:
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
         here = machines.this_row(self.outside.this_computer())
-        return self._examine([here], DEFAULT_TASK)[here.key]
+        return self._examine([here], schema.DEFAULT_TASK)[here.key]
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a separate thread."""
@@ -291,7 +295,7 @@ class Services:
 def saved_hosts(config: Path | None = None) -> dict[str, Path]:
     """Return the hosts file of every saved profile that names one."""
     try:
-        library = Library.open(config)
+        library = profile_library.Library.open(config)
     except BadInput:
         return {}
     paths = {}
@@ -309,8 +313,8 @@ def known_profiles(config: Path | None = None) -> tuple[KnownProfile, ...]:
     Raises:
         BadInput: ``config.ini`` cannot be read.
     """
-    library, hosts = Library.open(config), saved_hosts(config)
-    profiles = [_known_profile(entry, library, hosts.get(entry.name)) for entry in list_profiles(config)]
+    library, hosts = profile_library.Library.open(config), saved_hosts(config)
+    profiles = [_known_profile(entry, library, hosts.get(entry.name)) for entry in profile_files.list_profiles(config)]
     return tuple(sorted(profiles, key=lambda one: -one.entry.source.stat().st_mtime if one.saved else 1.0))
 
 

@@ -35,7 +35,7 @@ def ask_neighbours(state: State, networks: tuple[str, ...] = ()) -> State:
     """Ask the machines in this computer's neighbour table which of them accept SSH, and list those; with networks: ask
     all their addresses, to which the user has agreed."""
     if state.is_under_way(TaskKind.NEIGHBOURS):
-        return state
+        return state.noting("machines are being asked already; esc ends that")
     return state.ordering(TaskKind.NEIGHBOURS, inputs=networks)
 
 
