@@ -12,7 +12,9 @@ endif
 
 VENV := .venv
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt requirements.lock | cksum | tr ' \t' '--')
+SUM := $(shell cat pyproject.toml constraints.txt requirements.lock requirements-train.lock | cksum | tr ' \t' '--')
+STAMP := $(VENV)/.setup-$(SUM)
+TRAINS := $(VENV)/.trains-$(SUM)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 PIP := $(PY) -m pip install --disable-pip-version-check
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
@@ -26,7 +28,8 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv and install everything (quick when it is there)
 
-$(STAMP):
+# Python compiles what it imports: all of it beforehand would take pip another half a minute.
+define install
 	@found=; if [ ! -x $(PY) ]; then \
 	    for python in $(CANDIDATES); do \
 	        if "$$python" -c '$(TOO_OLD)' 2>/dev/null; then found=$$python; break; fi; \
@@ -39,13 +42,21 @@ $(STAMP):
 	        echo "Python has no working venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 2; }; \
 	fi
 	@echo "Installing the pinned packages, checked by their hashes. pip says nothing for a minute or more"
-	@$(PIP) --quiet --no-deps --require-hashes --only-binary :all: -r requirements.lock
+	@$(PIP) --quiet --no-compile --no-deps --require-hashes --only-binary :all: -r $(1)
 	@echo "Now PyTorch (the first time takes some minutes)"
-	@$(PIP) -c constraints.txt '$(TORCH)'
+	@$(PIP) --no-compile -c constraints.txt '$(TORCH)'
 	@$(PIP) --quiet --no-deps --no-build-isolation -e .
-	@rm -f $(VENV)/.setup-* && touch $@
+endef
 
-demo: setup ## the main job on this machine as two workers: training, WER before and after, the model
+$(STAMP):
+	$(call install,requirements.lock)
+	@rm -f $(VENV)/.setup-* $(VENV)/.trains-* && touch $(STAMP) $(TRAINS)
+
+$(TRAINS):
+	$(call install,requirements-train.lock)
+	@rm -f $(VENV)/.setup-* $(VENV)/.trains-* && touch $(TRAINS)
+
+demo: $(TRAINS) ## the main job on this machine as two workers: training, WER before and after, the model
 	@$(VENV)/bin/muster train demo --local 2 --strategy diloco
 
 wizard: setup ## guided set-up
@@ -71,13 +82,17 @@ format: setup ## put the code into the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-lock: setup ## write requirements.lock anew, after a change of constraints.txt (needs internet)
+define compile
+	sed -n '/^# /p' $(1) >.lock.new/lock && .lock.new/bin/uv pip compile --quiet --universal --python-version 3.10 \
+	    --no-annotate --no-header --generate-hashes --default-index $(INDEX) --excludes .lock.new/excluded \
+	    -c constraints.txt --extra train $(2) pyproject.toml .lock.new/besides >>.lock.new/lock && mv .lock.new/lock $(1)
+endef
+
+lock: setup ## write both requirements locks anew, after a change of constraints.txt (needs internet)
 	@rm -rf .lock.new && mkdir .lock.new && echo torch >.lock.new/excluded && printf '%s\n' $(TORCH_NEEDS) >.lock.new/besides
 	@$(PIP) --quiet --target .lock.new --no-deps --require-hashes -r distributed/preparation/uv.txt
-	@sed -n '/^# /p' requirements.lock >.lock.new/lock
-	@.lock.new/bin/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --generate-hashes \
-	    --default-index $(INDEX) --excludes .lock.new/excluded -c constraints.txt --extra train --extra dev pyproject.toml \
-	    .lock.new/besides >>.lock.new/lock && mv .lock.new/lock requirements.lock; status=$$?; rm -rf .lock.new; exit $$status
+	@{ $(call compile,requirements.lock,--extra dev) && $(call compile,requirements-train.lock); }; \
+	    status=$$?; rm -rf .lock.new; exit $$status
 
 lab: setup ## a network of three real hosts to try things by hand (Linux, root)
 	$(PY) -m tests.lab up a b c

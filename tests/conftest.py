@@ -44,7 +44,7 @@ _SLOW_TEST, _TEST = (re.compile(line, re.MULTILINE) for line in (r"^@pytest\.mar
 _ROOT = Path(__file__).parents[1]
 _COPIED = (
     "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
-    "constraints.txt", "requirements.lock",
+    "constraints.txt", "requirements.lock", "requirements-train.lock",
 )  # fmt: skip
 _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or created_folder("openai/whisper-tiny.en"))  # of the user's own cache
 

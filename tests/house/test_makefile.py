@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder with the Makefile and a .venv whose programs write down what they are asked."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock", "requirements-train.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
@@ -71,6 +71,24 @@ def test_all_but_torch_is_installed_by_hash_and_nothing_else_is_fetched(clone: P
     assert hashed.endswith("--no-deps --require-hashes --only-binary :all: -r requirements.lock")
     assert torch.endswith("-c constraints.txt torch==2.13.0")
     assert own.endswith("--no-deps --no-build-isolation -e .")
+
+
+def test_the_demo_installs_no_tools_of_developers_and_the_tests_do_afterwards(clone: Path) -> None:
+    _make(clone, "demo")
+    hashed, *others = _asked(clone)
+    assert hashed.endswith("--require-hashes --only-binary :all: -r requirements-train.lock") and len(others) == 3
+    _make(clone, "test")
+    assert _asked(clone)[0].endswith("-r requirements.lock")
+    _make(clone, "demo")
+    assert _asked(clone) == ["train demo --local 2 --strategy diloco"]
+
+
+def test_the_lock_of_the_demo_is_a_part_of_the_other_one() -> None:
+    part, whole = (
+        {re.sub(r" ; [^\\]*", " ", package) for package in re.split(r"\n(?=\w)", (ROOT / name).read_text().strip())[1:]}
+        for name in ("requirements-train.lock", "requirements.lock")
+    )
+    assert part < whole
 
 
 def _pins(name: str) -> dict[tuple[str, str], str]:
