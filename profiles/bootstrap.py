@@ -143,7 +143,7 @@ def hold_keys(arguments: List[str]) -> None:
         return
     _terminal_modes.append(before)
     atexit.register(release_keys)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, release_and_end)
 

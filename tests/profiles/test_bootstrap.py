@@ -238,8 +238,9 @@ def test_keys_before_the_first_screen_are_held_for_it_as_they_were_typed(words: 
     assert code == 0 and shown.endswith(f"b'w' {enter}") and shown.startswith("b'w'") == (words == ["tour"])
 
 
-def test_a_command_that_is_killed_before_its_screen_leaves_the_terminal_as_it_was() -> None:
-    assert held_by("attach", how=signal.SIGTERM) == ("", -signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_command_that_is_killed_before_its_screen_leaves_the_terminal_as_it_was(number: signal.Signals) -> None:
+    assert held_by("attach", how=number) == ("", -number)
 
 
 @pytest.mark.parametrize(
