@@ -17,7 +17,7 @@ from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.listener import Identity, Listener
 from training.exchange.mean.fixed_group import FixedGroup
 from training.exchange.mean.mesh import Mesh
-from training.records.events import Event
+from training.records.events import Emit, Event
 from training.records.launched_script import LaunchedScript
 from training.records.plan import MemberPlan, RunPlan
 from training.run.orders import Control
@@ -71,15 +71,8 @@ class Processes:
         return [results[rank] for rank in range(2)]
 
     def _of_rank(self, rank: int, keeps: bool) -> LaunchedRun:
-        if not keeps:
-            return LaunchedRun(rank, 2, emit=self.events[rank].append)
-        members = tuple(MemberPlan(rank=number, name=f"rank-{number}", batch_size=1) for number in range(2))
-        script, resume = LaunchedScript(script="train.py"), self.attempt > 1
-        plan = RunPlan(
-            run_id="run", profile=Profile(name="train"), members=members, engine="mesh", launch=script, resume=resume,
-            attempt=self.attempt,
-        )  # fmt: skip
-        return LaunchedRun(rank, 2, plan, self.folder / "run", self.events[rank].append, Control())
+        emit = self.events[rank].append
+        return recorded(self.folder, rank, 2, self.attempt, emit) if keeps else LaunchedRun(rank, 2, emit=emit)
 
     def _connect(self, rank: int, run: LaunchedRun) -> Exchange:
         self._groups[rank] += 1
@@ -95,6 +88,16 @@ class Processes:
             listener.close()
 
 
+def recorded(folder: Path, rank: int, world_size: int, attempt: int, emit: Emit) -> LaunchedRun:
+    """A run of a script, in ``folder/run``; resumed from the second attempt on."""
+    members = tuple(MemberPlan(rank=number, name=f"rank-{number}", batch_size=1) for number in range(world_size))
+    plan = RunPlan(
+        run_id="run", profile=Profile(name="train"), members=members, engine="mesh", attempt=attempt,
+        launch=LaunchedScript(script="train.py"), resume=attempt > 1,
+    )  # fmt: skip
+    return LaunchedRun(rank, world_size, plan, folder / "run", emit, Control())
+
+
 def options(**values: object) -> Profile:
     """The options of a session."""
     usual = {"task": "custom", "strategy": "allreduce", "max_grad_norm": 0, "device": "cpu"}
@@ -104,3 +107,9 @@ def options(**values: object) -> Profile:
 def alone(**values: object) -> Session:
     """A session of one process."""
     return Session(options(**values), LaunchedRun(), lambda run: SoloExchange())
+
+
+def alone_in_run(folder: Path, attempt: int = 1, **values: object) -> Session:
+    """A session of one process that has a run, and so snapshots."""
+    run = recorded(folder, 0, 1, attempt, lambda event: None)
+    return Session(options(**values), run, lambda run: SoloExchange())

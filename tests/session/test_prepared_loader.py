@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,10 @@ def of_both(loader: DataLoader[Any], seed: int = 1) -> list[PreparedLoader]:
 
 def taken(loader: PreparedLoader) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
+
+
+def in_order(batches: list[list[int]]) -> list[int]:
+    return sorted(itertools.chain.from_iterable(batches))
 
 
 def test_batches_are_dealt_out_in_turn_and_the_last_turn_is_filled_up() -> None:
@@ -121,3 +126,51 @@ def test_what_else_a_loader_is_asked_for_is_the_scripts() -> None:
     data = list(range(4))
     loader, _ = of_both(DataLoader(data, batch_size=2))
     assert (loader.dataset, loader.batch_size) == (data, 2)
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+def test_both_draw_alike_from_a_generator_of_the_script(seeds: tuple[int, int]) -> None:
+    """As the notes on reproducibility of PyTorch seed a loader; the second pass has another order."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    loaders = [DataLoader(range(16), batch_size=2, shuffle=True, generator=generator) for generator in generators]
+    mine, theirs = (PreparedLoader(loader, rank, 2, CPU, 1) for rank, loader in enumerate(loaders))
+    passes = [in_order(taken(mine) + taken(theirs)) for _ in range(2)]
+    assert passes == [list(range(16))] * 2
+    assert taken(mine) != taken(mine)
+
+
+class Shuffled(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(16).tolist())
+
+
+def test_a_stream_that_shuffles_itself_has_one_order_on_both_and_hears_the_pass() -> None:
+    data = Shuffled()
+    first, second = of_both(DataLoader(data, batch_size=2))
+    torch.manual_seed(3)
+    mine = taken(first)
+    torch.manual_seed(4)
+    assert in_order(mine + taken(second)) == list(range(16))
+    assert taken(first) != mine and data.epoch == 1
+
+
+def test_a_pass_draws_nothing_from_the_random_numbers_of_the_script() -> None:
+    """Else dropout after a resume in the middle of a pass would be another one."""
+    for loader in (DataLoader(range(8), shuffle=True), DataLoader(Shuffled())):
+        first, _ = of_both(loader)
+        before = torch.get_rng_state()
+        taken(first)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("loader", [DataLoader(range(3), batch_size=8, drop_last=True), DataLoader(Stream(), 11)])
+def test_a_pass_without_a_batch_is_refused_as_a_loop_until_some_step_would_never_end(loader: Any) -> None:
+    first, _ = of_both(loader)
+    with pytest.raises(BadInput, match="has none for each of 2 processes"):
+        taken(first)

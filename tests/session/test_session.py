@@ -15,8 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from profiles.errors import BadInput, RunFailed
+from training.exchange.base import SoloExchange
 from training.records.events import EvaluationEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.run.orders import Command
+from training.session.launched_run import LaunchedRun
 from training.session.session import Session, session
 
 Weights = dict[str, torch.Tensor]
@@ -196,6 +198,64 @@ def test_processes_begin_with_the_same_weights_whatever_each_has_made(processes:
     assert alike(first, second)
 
 
+def test_frozen_weights_are_the_same_on_all_and_may_be_trained_for_some_steps(processes: Processes) -> None:
+    def script(session: Session) -> Weights:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(1, 1))
+        model[0].requires_grad_(False)
+        with torch.no_grad():
+            model[0].weight.fill_(float(session.process_index))
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(4):
+            model[1].requires_grad_(step >= 2)
+            session.backward(model(torch.full((1, 4), 1.0 + session.process_index)).sum())
+            session.step()
+        return dict(model.state_dict())
+
+    first, second = processes.run(script, options())
+    assert alike(first, second)
+
+
+def test_merged_weights_have_merged_buffers_and_give_back_every_bit(processes: Processes) -> None:
+    def script(session: Session) -> tuple[Weights, bool]:
+        model = nn.Sequential(linear(), nn.BatchNorm1d(1)).double()
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.backward(model(torch.randn(4, 4, dtype=torch.float64)).sum())
+        session.step()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with session.merged_weights():
+            merged = {name: value.clone() for name, value in model.state_dict().items()}
+        return merged, alike(before, dict(model.state_dict()))
+
+    (merged, is_restored), (others, is_restored_there) = processes.run(script, options(strategy="diloco"))
+    assert alike(merged, others) and is_restored and is_restored_there
+
+
+def test_a_second_session_takes_over_what_an_earlier_one_had() -> None:
+    """As when a cell of a notebook is run again."""
+    model, loader = linear(), DataLoader(pairs(), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        again = alone(max_steps=8)
+        again.prepare(model, optimizer)
+        model, optimizer, loader = again.prepare(model, optimizer, loader)
+        for inputs, target in loader:
+            again.backward(nn.functional.mse_loss(model(inputs), target))
+            again.step()
+        assert again.completed_steps == 8
+
+
+def test_the_loss_of_a_step_that_the_script_leaves_out_is_no_part_of_the_next() -> None:
+    events: list[Any] = []
+    model, single = linear(), Session(options(), LaunchedRun(emit=events.append), lambda run: SoloExchange())
+    _, optimizer = single.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    for is_left_out in (True, False):
+        optimizer.zero_grad()
+        single.backward(model(torch.ones(1, 4)).sum())
+        if not is_left_out:
+            single.step()
+    assert [event.loss for event in events if isinstance(event, StepEvent)] == [0.25]
+
+
 def test_the_run_is_told_the_options_of_the_session(processes: Processes) -> None:
     processes.run(trained(1), options(strategy="diloco", sync_interval=3, max_steps=1), keeps=True)
     opened = next(event for event in processes.events[0] if isinstance(event, RunEvent))
@@ -239,6 +299,21 @@ def test_what_cannot_be_prepared_is_refused() -> None:
         alone().prepare(model, *halves)
     with pytest.raises(BadInput, match="demo is an optimizer itself"):
         alone(strategy="demo").prepare(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(BadInput, match="LBFGS computes the loss itself"):
+        alone().prepare(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_gradient_that_the_session_does_not_know_of_is_refused() -> None:
+    model, single = linear(), alone()
+    model.bias.requires_grad_(False)
+    single.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(BadInput, match=r"write session\.backward\(loss\) for loss\.backward"):
+        single.step()
+    model.bias.requires_grad_(True)
+    single.backward(model(torch.ones(1, 4)).sum())
+    with pytest.raises(BadInput, match="frozen in prepare.*freeze it after prepare"):
+        single.step()
 
 
 def test_a_step_after_the_last_one_and_a_loss_that_is_no_number_are_refused() -> None:

@@ -72,6 +72,31 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
         take_back()
 
 
+class SeparateGenerators:
+    """Generators of one consumer: what it draws is neither seen by others nor depends on what they draw.
+
+    Args:
+        key: that they begin with.
+    """
+
+    def __init__(self, key: tuple[int, ...], device: torch.device) -> None:
+        self._key, self._device = key, device
+        self._resume: Callable[[], None] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the consumer draw, from where it last was."""
+        with preserved_generators(self._device):
+            if self._resume is None:
+                seed_with(self._key, self._device)
+            else:
+                self._resume()
+            try:
+                yield
+            finally:
+                self._resume = generator_resetter(self._device)
+
+
 def seed_with(key: tuple[int, ...], device: torch.device) -> None:
     """Seed the generators with ``key``, inside of :func:`preserved_generators`."""
     digest = hashlib.blake2b(

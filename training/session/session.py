@@ -17,9 +17,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,8 +31,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from profiles.errors import BadInput, ExitCode, RunFailed
-from profiles.files.resolve import profile_from_options
-from profiles.options import canonical, options_by_name
 from profiles.schema import Profile
 from training.exchange.base import Exchange, Traffic
 from training.hardware.device import select_device
@@ -43,23 +43,16 @@ from training.optimization.backward import refuse_untrained
 from training.records.events import EvaluationEvent, MemberEvent, RunEvent, StepEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.session.launched_run import LaunchedRun, group_of_script
+from training.session.packed_state import StatefulObjects
 from training.session.prepared_loader import PreparedLoader
+from training.session.session_options import StrategyChoice, session_profile, strategy_of_loop
 from training.session.trained_part import TrainedPart
+from training.session.untrained_weights import UntrainedModules
 from training.snapshots.member_snapshots import MemberSnapshots
 from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
-from training.strategies.base import Strategy, StrategyContext
+from training.strategies.base import StrategyContext
 from training.strategies.costs import start_of
-from training.strategies.registry import default_strategy, strategy_class
-from training.strategies.user_strategy import load_user_strategy, settings_for
-from training.strategies.weights import holding_mean
-
-_READ = ("max_steps", "max_grad_norm", "seed", "device")
-"""Options that a session reads, besides those of strategies and snapshots; the script does the rest by itself."""
-_UNREAD = ("engine", "transport", "coordinator_port", "round_deadline", "quorum")
-"""Options of strategies that a launched script has no use for: its group is its own."""
-
-StrategyChoice = str | type[Strategy] | Strategy | Sequence[str | type[Strategy] | Strategy]
 
 
 def session(strategy: StrategyChoice = "auto", **options: Any) -> Session:
@@ -73,16 +66,7 @@ def session(strategy: StrategyChoice = "auto", **options: Any) -> Session:
     Raises:
         BadInput: an unknown option, one that a session does not read, or a strategy that a loop cannot have.
     """
-    name, strategy_options = settings_for(strategy)
-    for option in options:
-        spec = options_by_name().get(canonical(option))
-        is_read = spec is None or spec.name in _READ or spec.section in ("strategy", "snapshot")
-        if not is_read or (spec is not None and spec.name in _UNREAD):
-            raise BadInput(f"a session does not read {option}", "set it where the script sets its own", option=option)
-    chosen = default_strategy() if name == "auto" else name
-    usual = {"task": "custom", "strategy": chosen, "max_grad_norm": 0, "warmup_steps": 0, "lr_schedule": "constant"}
-    profile = profile_from_options("session", {**usual, **strategy_options, **options})
-    return Session(profile, LaunchedRun.of_environment())
+    return Session(session_profile(strategy, options), LaunchedRun.of_environment())
 
 
 class Session:
@@ -96,22 +80,14 @@ class Session:
         self, profile: Profile, run: LaunchedRun, connect: Callable[[LaunchedRun], Exchange] = group_of_script
     ) -> None:
         self._profile, self._run, self._connect = profile, run, connect
-        self._settings = load_user_strategy(profile.strategy)
-        self._kind = strategy_class(self._settings.strategy)
-        self._kind.check(self._settings)
-        if self._kind.segment_steps(self._settings):
-            why = "lets each machine make a number of steps of its own, and a loop makes the same on all"
-            raise BadInput(f"{self._kind.name} {why}", "take another strategy, such as diloco", option="strategy")
+        self._settings, self._kind = strategy_of_loop(profile)
         self.device = select_device(profile.training.device, run.local_rank)
         self._plan = run.plan_of(profile)
         self._position = Position(EarlyStopping(0, 0.0), batch_sizes=dict.fromkeys(range(run.world_size), 1))
         self._parts: list[TrainedPart] = []
         self._modules: list[nn.Module] = []
         self._loader: PreparedLoader | None = None
-        self._stateful: list[Any] = []
-        """Loaders and schedulers, in the order of their states in a snapshot."""
-        self._restored = 0
-        """How many of them have been restored."""
+        self._untrained, self._stateful = UntrainedModules(), StatefulObjects()
         self._losses: list[torch.Tensor] = []
         self._snapshot: Snapshot | None = None
         """The one that the run continues from."""
@@ -152,32 +128,43 @@ class Session:
         """Take over modules, their optimizers, schedulers and loaders; return them in the same order.
 
         Modules are moved to :attr:`device` and hold the same weights on all processes. Each optimizer trains whole
-        modules that are prepared with it or before. A loader gives this process its part of the batches, on its device.
-        A resumed run continues from its newest snapshot: weights, optimizers, schedulers, place in the data, random
-        numbers.
+        modules that are prepared with it or before; weights that none trains are the script's. A loader gives this
+        process its part of the batches, on its device. A resumed run continues from its newest snapshot: weights,
+        optimizers, schedulers, place in the data, random numbers.
 
         Raises:
             BadInput: something else, or an optimizer whose weights are in no module.
             RunFailed: the run is resumed, and its snapshot is of another script.
         """
-        self._modules += [thing.to(self.device) for thing in objects if isinstance(thing, nn.Module)]
+        self._add_modules([thing for thing in objects if isinstance(thing, nn.Module)])
         for thing in objects:
-            if isinstance(thing, torch.optim.Optimizer):
+            if isinstance(thing, torch.optim.Optimizer) and all(part.optimizer is not thing for part in self._parts):
                 self._add_part(thing)
         prepared = [self._prepared(thing) for thing in objects]
-        if self._snapshot is not None:
-            states = self._snapshot.state["stateful"]
-            for thing, state in zip(self._stateful[self._restored :], states[self._restored :], strict=False):
-                thing.load_state_dict(state)
-            self._restored = len(self._stateful)
         if self._parts:
+            self._untrained.add(self._of_no_optimizer(), self._parts[0].exchange, self._snapshot)
+            self._stateful.restore(self._snapshot)
             self._run.control.arrive(self._position.step)
         self._begin_timing()
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
+    def _add_modules(self, modules: Sequence[nn.Module]) -> None:
+        for module in modules:
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                problem = "DistributedDataParallel merges gradients itself, as the strategy does"
+                raise BadInput(problem, "prepare the module without it")
+            if all(module is not other for other in self._modules):
+                self._modules.append(module.to(self.device))
+
+    def _of_no_optimizer(self) -> dict[int, nn.Module]:
+        trained = {module for part in self._parts for module in part.modules}
+        return {number: module for number, module in enumerate(self._modules) if module not in trained}
+
     def _prepared(self, thing: Any) -> Any:
         if isinstance(thing, nn.Module | torch.optim.Optimizer):
             return thing
+        if isinstance(thing, PreparedLoader):  # of an earlier session
+            thing = thing.loader
         if isinstance(thing, DataLoader):
             run, seed = self._run, self._profile.training.seed
             thing = PreparedLoader(thing, run.rank, run.world_size, self.device, seed, self._between_steps)
@@ -185,7 +172,7 @@ class Session:
         elif not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             kinds = "modules, optimizers, schedulers and DataLoaders"
             raise BadInput(f"prepare() takes {kinds}, not {type(thing).__name__}", "leave it out")
-        self._stateful.append(thing)
+        self._stateful.add(thing)
         return thing
 
     def _add_part(self, optimizer: torch.optim.Optimizer) -> None:
@@ -225,6 +212,7 @@ class Session:
             self._snapshot = snapshots.load(parts.step, plan.hash(), parts.origin, lambda name: True)
             self._position.load(self._snapshot.state, {})
         self._position.begin(plan.attempt)
+        atexit.register(self._warn_unmerged)
 
     # --------------------------------------------------------------------------------------------------------- a step
 
@@ -238,6 +226,8 @@ class Session:
             raise BadInput("backward() before prepare()", "call session.prepare(model, optimizer) first")
         refuse_untrained(loss)
         self._between_steps()
+        if self._losses and not any(part.has_gradients for part in self._parts):
+            self._losses.clear()  # of a step that the script has left out
         for part in self._parts:
             part.begin_step()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -254,6 +244,7 @@ class Session:
         Raises:
             SystemExit: the run was stopped; its snapshot is written.
             RunFailed: the loss is not finite, or a snapshot cannot be written.
+            BadInput: there was no :meth:`backward` for it.
         """
         part = self._part_of(optimizer)
         losses, self._losses = self._losses, []
@@ -347,7 +338,7 @@ class Session:
         """
         with contextlib.ExitStack() as stack:
             for part in self._parts:
-                stack.enter_context(holding_mean(part.parameters, part.exchange, "session/weights"))
+                stack.enter_context(part.merged())
             yield
 
     def finish(self) -> None:
@@ -381,13 +372,15 @@ class Session:
                     if command.snapshot:
                         self._write_snapshot(wait=True)
                     self._run.emit(MemberEvent(status="left", name=self._run.name, message=command.reason))
+                    self._finished = True
                     raise SystemExit(int(ExitCode.STOPPED))
 
     def _write_snapshot(self, wait: bool = False) -> None:
         if self._writer is None or self._plan is None:
             return
-        state = {**self._position.state(), "parts": {}, "stateful": [thing.state_dict() for thing in self._stateful]}
-        everything = prefixed("rng", self._random or rng_state(self.device))
+        untrained, hashes = self._untrained.snapshot(self._of_no_optimizer())
+        state = {**self._position.state(), "parts": {}, "untrained": hashes}
+        everything = prefixed("rng", self._random or rng_state(self.device)) | self._stateful.snapshot() | untrained
         for part in self._parts:
             tensors, states = part.snapshot()
             everything |= tensors
@@ -395,6 +388,12 @@ class Session:
         self._writer.begin(Snapshot(self._position.step, everything, state), self._plan.hash())
         if wait:
             self._writer.wait()
+
+    def _warn_unmerged(self) -> None:
+        """At the end of the process: what a script that has not failed has learned and left unmerged."""
+        failed = getattr(sys, "last_value", None) is not None
+        if not (self._finished or failed or all(part.strategy.synchronised for part in self._parts)):
+            self._warn("the script ended without session.finish(): its processes hold different weights")
 
     def _warn(self, message: str) -> None:
         self._run.emit(WarningEvent(message=message, step=self._position.step))

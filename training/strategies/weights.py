@@ -110,11 +110,15 @@ def holding_mean(parameters: Sequence[torch.Tensor], exchange: Exchange, name: s
     A collective: all members enter it together.
     """
     weights = flatten(parameters, torch.device("cpu"))
+    wide = [(parameter, parameter.detach().clone()) for parameter in parameters if parameter.dtype == torch.float64]
     unflatten_into(parameters, mean_of_all(weights, exchange, name).mean)
     try:
         yield
     finally:
         unflatten_into(parameters, weights)
+        with torch.no_grad():
+            for parameter, value in wide:  # of which the vector has 32 bits
+                parameter.copy_(value)
 
 
 def weight_hash(values: torch.Tensor) -> str:
