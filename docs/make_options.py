@@ -37,8 +37,12 @@ This page is made from `profiles/schema.py`, and from the files of strategies, t
 
 ```
 [DEFAULT] -> [dataset_defaults] -> [group:G] -> [model:M] -> [dataset:D]
-    -> [profile:P] -> [distributed:P] -> command line
+    -> [profile:P] -> [distributed:P] -> variables -> command line
 ```
+
+An environment variable sets an option too: `MUSTER_LEARNING_RATE=1e-4`, `MUSTER_DILOCO_SYNC_INTERVAL=50` for
+`diloco.sync_interval`, `MUSTER_DATASET=~/recordings`. It stands above the files, so that a script or a container can
+set it for all its commands, and is ignored by a job that does not read it.
 
 A profile chooses its sections with `group = G` (several by comma), `model = M` and `dataset = D`. A model or data set
 without a section is a path or a hub name: `dataset = ~/recordings`, `model = openai/whisper-small`. Choosing one also
@@ -50,8 +54,8 @@ An option that only some tasks read says so: "(task whisper)". Set for another t
 profile itself, it is refused by name; inherited from a group, a model or a default, it is not. So are options of a
 strategy that is not chosen; `auto` and a strategy of your own take those of all.
 
-`profiles show NAME --origin` shows every value and the line it came from, `profiles validate` finds mistakes. Profiles
-of your own can also be files: `profiles/saved/NAME.ini` with a section `[profile:NAME]`.
+`profiles show NAME --origin` shows every value and the line or variable it came from, `profiles validate` finds
+mistakes. Profiles of your own can also be files: `profiles/saved/NAME.ini` with a section `[profile:NAME]`.
 """
 
 

@@ -17,6 +17,7 @@ _SYNONYMS = {
     **dict.fromkeys(("watch", "dashboard", "monitor"), ("runs", "attach")),
     **dict.fromkeys(("kill", "cancel", "end"), ("runs", "stop")),
     **dict.fromkeys(("scan", "find", "hosts"), ("machines", "discover")),
+    **dict.fromkeys(("system-check", "self-test", "test"), ("doctor", "--self-test")),
     "help": ("--help",),
     "version": ("--version",),
 }

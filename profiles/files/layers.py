@@ -3,7 +3,7 @@
 Sections inherit, later wins::
 
     [DEFAULT] -> [dataset_defaults] -> [group:G] -> [model:M] -> [dataset:D] -> [profile:P] -> [distributed:P]
-    -> command line
+    -> variables -> command line
 
 ``group``, ``model`` and ``dataset`` select sections; ``group`` may name several, separated by commas. A model or data
 set without a section of its own is a path or a hub name. Selecting a model or data set also selects its path, so
@@ -28,7 +28,7 @@ _PATHS = {"model": "model_path", "dataset": "dataset_path"}
 
 @dataclass(frozen=True)
 class SettingOrigin:
-    """Origin of a value: a line of a file, the command line (no file), or the declaration (``default``)."""
+    """Origin of a value: a line of a file, a variable or the command line (no file), or a declaration (``default``)."""
 
     section: str
     file: Path | None = None
@@ -42,6 +42,10 @@ class SettingOrigin:
         """Base folder of relative paths."""
         return self.file.parent if self.file else Path.cwd()
 
+    @property
+    def is_variable(self) -> bool:
+        return self.file is None and self.section.startswith(VARIABLE)
+
     def describe(self, name: str, value: str) -> str:
         """Return the prefix of a message about a value: ``config.ini [profile:demo] learning_rate = "fast"``."""
         location = f"{label_of(self.file)} [{self.section}]" if self.file else self.section
@@ -49,6 +53,8 @@ class SettingOrigin:
 
 
 COMMAND_LINE = SettingOrigin("command line")
+VARIABLE = "variable "
+"""Beginning of the section of a value that an environment variable sets."""
 DEFAULT = SettingOrigin("default")
 
 
@@ -67,6 +73,7 @@ class Setting:
 
 
 Layer = dict[str, Setting]
+NO_SETTINGS: Layer = {}
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,17 @@ class Merged:
     """The selected ``group``, ``model`` and ``dataset``."""
 
 
-def merge(library: Library, name: str, overrides: Layer) -> Merged:
+def merge(library: Library, name: str, overrides: Layer, variables: Layer = NO_SETTINGS) -> Merged:
     """Merge the layers of the profile ``name``.
+
+    Args:
+        overrides: of the command line.
+        variables: of the environment, below the command line.
 
     Raises:
         BadInput: an unknown reference or key.
     """
-    layers, references = _layers(library, name, overrides)
+    layers, references = _layers(library, name, variables, overrides)
     merged: Layer = {}
     for layer in resolve_aliases(*layers):
         merged.update({key: setting for key, setting in layer.items() if key in options_by_name()})
@@ -117,16 +128,16 @@ def _layer_without_aliases(layer: Layer, strategy: str) -> Layer:
     return settings
 
 
-def _layers(library: Library, name: str, overrides: Layer) -> tuple[list[Layer], Layer]:
+def _layers(library: Library, name: str, variables: Layer, overrides: Layer) -> tuple[list[Layer], Layer]:
     """Return the layers, in order, and the references that selected them."""
     default, profile = layer_of(library.find("DEFAULT")), layer_of(library.find("profile", name))
-    references = _references(default, profile, overrides)
+    references = _references(default, profile, variables, overrides)
     model = layer_of(_referenced(library, references, "model"))
-    references = _references(default, model, profile, overrides)
+    references = _references(default, model, profile, variables, overrides)
     layers = [default, layer_of(library.find("dataset_defaults"))]
     layers += [layer_of(group) for group in _groups(library, references)]
     layers += [model, layer_of(_referenced(library, references, "dataset")), profile]
-    return [*layers, layer_of(library.find("distributed", name)), overrides], references
+    return [*layers, layer_of(library.find("distributed", name)), variables, overrides], references
 
 
 def layer_of(located: FoundSection | None) -> Layer:

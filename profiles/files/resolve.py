@@ -17,10 +17,13 @@ from pydantic import BaseModel, ValidationError
 
 from profiles.declarations import check_together, forms, is_valid_choice, nearest
 from profiles.errors import BadInput
+from profiles.files.environment import environment_layer
 from profiles.files.ini import IniFile, parse_ini, read_text, with_section, write_atomically
 from profiles.files.layers import (
     COMMAND_LINE,
     DEFAULT,
+    NO_SETTINGS,
+    Layer,
     Merged,
     Setting,
     SettingOrigin,
@@ -92,7 +95,7 @@ def load_profile(
     Raises:
         BadInput: an unknown name, section or option, or an invalid value; says where, and names the closest valid one.
     """
-    resolved = resolve(Library.open(config), name, overrides)
+    resolved = resolve(Library.open(config), name, overrides, environment_layer())
     missing = _needs(resolved.profile)
     if complete and missing:
         missing_noun = {"model": "model", "dataset": "data set"}[missing]
@@ -135,15 +138,18 @@ def profile_from_options(name: str, values: Mapping[str, Any]) -> Profile:
     return _validated(name, Merged(resolve_aliases(layer)[0], {}))
 
 
-def resolve(library: Library, name: str, overrides: Mapping[str, str]) -> Resolved:
+def resolve(library: Library, name: str, overrides: Mapping[str, str], variables: Layer = NO_SETTINGS) -> Resolved:
     """Merge and validate a profile of ``library``.
+
+    Args:
+        variables: the options that environment variables set; none where a profile is looked at for itself.
 
     Raises:
         BadInput: see :func:`load_profile`.
     """
     if library.find("profile", name) is None:
         raise _unknown_profile(library, name)
-    merged = merge(library, name, override_layer(overrides, COMMAND_LINE))
+    merged = merge(library, name, override_layer(overrides, COMMAND_LINE), variables)
     profile = _validated(name, merged)
     origins = {
         spec.name: merged.settings[spec.name].origin if spec.name in merged.settings else DEFAULT for spec in options()
@@ -227,9 +233,9 @@ def _refuse_together(section: str, settings: BaseModel, merged: Merged) -> None:
 def _refuse_ignored(task: str, strategy: str, merged: Merged) -> None:
     """Refuse options that were set for this job but that neither its task nor its strategy reads.
 
-    Inherited options (from a group, a model, ...) are exempt, as they may be meant for other jobs; so are those of the
-    profile if the command line has changed the task or the strategy. Aliases from before strategies had options of
-    their own stay readable.
+    Inherited options (from a group, a model, a variable, ...) are exempt, as they may be meant for other jobs; so are
+    those of the profile if the command line has changed the task or the strategy. Aliases from before strategies had
+    options of their own stay readable.
     """
     aliased_owners = {spec.owner for spec in options() if spec.alias}
     overridden = {key for key, setting in merged.settings.items() if setting.origin.file is None}
@@ -244,7 +250,8 @@ def _refuse_ignored(task: str, strategy: str, merged: Merged) -> None:
         else:
             continue
         set_by_profile = decided_by not in overridden and origin.section.startswith(("profile:", "distributed:"))
-        if (origin.file is None or set_by_profile) and _differs(spec, setting.value):
+        is_for_this_job = origin.file is None and not origin.is_variable
+        if (is_for_this_job or set_by_profile) and _differs(spec, setting.value):
             raise BadInput(problem, hint or "leave it out", option=name, place=setting.describe(name))
 
 

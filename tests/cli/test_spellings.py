@@ -27,6 +27,7 @@ from profiles.installation import TOP, TYPED_PROGRAM
         ("train.py --lr 3", "python3 cli_typer.py launch -- train.py --lr 3"),
         ("check --fix", "python3 cli_typer.py machines check --fix"),
         ("list", "python3 cli_typer.py runs list"),
+        ("system-check", "python3 cli_typer.py doctor --self-test"),
         ("kill abc", "python3 cli_typer.py runs stop abc"),
         ("--hosts a,b", "python3 wizard.py --hosts a,b"),
         ("ada@studio,mini", "python3 wizard.py --hosts ada@studio,mini"),

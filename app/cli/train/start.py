@@ -27,6 +27,7 @@ from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
+from profiles.files.environment import options_of_environment
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.installation import USUAL_HOSTS
 from profiles.schema import Profile
@@ -185,7 +186,7 @@ def profile_of(request: TrainRequest, check: Callable[[Profile], None] = lambda 
         return resolved.profile
     task = request.overrides.get("task", "")
     if trait_of(task) == "own code" and request.overrides.get("model_path"):
-        profile = profile_from_options(task, request.overrides)
+        profile = profile_from_options(task, {**options_of_environment(), **request.overrides})
         approve_user_code(profile, "the command line", named=True, person=False)
         return profile
     raise no_profile()
