@@ -107,7 +107,8 @@ class PreparedLoader:
         self.epoch, self.batches, self._skipped = self.epoch + 1, self._skipped, 0
         if self._turns is not None:
             self._turns.epoch, self._turns.skipped = self.epoch, self.batches
-        for part in (self.loader.dataset, self.loader.batch_sampler, _sampler_of(self.loader)):
+        parts: tuple[Any, ...] = (self.loader.dataset, self.loader.batch_sampler, _sampler_of(self.loader))
+        for part in parts:
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self.epoch)
         batches = self._batches_of_pass()

@@ -209,7 +209,7 @@ def broadcast_from(source: int, flat: torch.Tensor, exchange: Exchange, name: st
     return source_values.to(flat.device), max([drift, *map(_distance, drifts.values())])
 
 
-def sync_weights(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
+def sync_weights(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
     """Make all members hold the weights of the majority, else of the lowest rank; sent only if hashes differ.
 
     Returns:
