@@ -81,6 +81,7 @@ class ObjectTrainer(ABC):
         metrics: ``metrics(output, target)``: means over a batch of an evaluation, by name; or ``module:name``.
         optimizer: a class (``torch.optim.RAdam``), or a function of the trained parameters, or of model and options,
             that returns one; default: by the option ``optimizer``. Or ``module:name``.
+        train_step: ``train_step(model, batch)``: the loss of a batch, in place of ``loss``; or ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
@@ -98,6 +99,7 @@ class ObjectTrainer(ABC):
         weight: Callable[[Any], float] | str | None = None,
         metrics: Callable[[Any, Any], Mapping[str, float]] | str | None = None,
         optimizer: Callable[..., Any] | str | None = None,
+        train_step: Callable[[Any, Any], Any] | str | None = None,
         output_dir: Path | str = RUNS_FOLDER,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
@@ -108,6 +110,7 @@ class ObjectTrainer(ABC):
         self._loader_options |= {"eval_batch_size": others["batch_size"]} if others else {}
         self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
         self._job_arguments |= {"collate": collate, "weight": weight, "metrics": metrics, "optimizer": optimizer}
+        self._job_arguments["train_step"] = train_step
         self._output_dir = Path(output_dir)
         self._listener = on_event
         self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
@@ -209,8 +212,8 @@ class LocalTrainer(ObjectTrainer):
     again. The workers of a :class:`~distributed.network_trainer.NetworkTrainer` come back by themselves.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, output_dir, on_event: see
-            :class:`ObjectTrainer`.
+        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, output_dir, on_event:
+            see :class:`ObjectTrainer`.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
             model together (``layout = pipeline``, ``shard`` or ``tensor``), so many; ``fit(resume=...)`` may change
             that layout.

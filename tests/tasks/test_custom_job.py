@@ -55,6 +55,34 @@ def test_loss_function_and_metrics() -> None:
     assert metrics == {"loss": pytest.approx(sums["loss_sum"] / 3), "bias": 2.0}
 
 
+def contrast(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """A loss of two passes through one model."""
+    near, far = model(batch[0]), model(-batch[0])
+    return {"loss": (near - batch[1]).square().mean() + far.abs().mean(), "far": far}
+
+
+def test_a_step_of_its_own_computes_the_loss_and_metrics_see_what_it_returned() -> None:
+    def measure(output: Any, batch: Any) -> dict[str, float]:
+        return {"far": float(output["far"].mean()), "samples": len(batch[0])}
+
+    task = custom_task(nn.Linear(2, 1), DATA, DATA, train_step=contrast, metrics=measure)
+    model, batch = task.build_model(), task.collate([DATA[i] for i in range(3)], None)
+    task.loss(model, batch).backward()
+    assert all(weights.grad is not None for weights in model.parameters())
+    with torch.no_grad():
+        sums = task.evaluate(model, batch, generate=False)
+        assert sums["loss_sum"] == pytest.approx(3 * float(contrast(model, batch["data"])["loss"]))
+    assert task.metrics(sums)["samples"] == 3
+
+
+def test_a_step_of_its_own_without_a_loss_and_one_beside_a_loss_function_are_refused() -> None:
+    task = custom_task(nn.Linear(2, 1), DATA, train_step=lambda model, batch: model(batch[0]))
+    with pytest.raises(RunFailed, match=r"train_step gave a tensor of shape \(3, 1\) as loss"):
+        task.loss(task.build_model(), task.collate([DATA[i] for i in range(3)], None))
+    with pytest.raises(BadInput, match="loss and train_step, which both compute the loss"):
+        custom_task(nn.Linear(2, 1), DATA, None, nn.functional.mse_loss, train_step=contrast)
+
+
 def test_mapping_samples_with_a_target() -> None:
     class Named(nn.Linear):
         def forward(self, features: Tensor) -> Tensor:

@@ -144,6 +144,7 @@ def test_a_model_that_would_be_another_one_there_is_refused(tmp_path: Path, mode
         (CustomJob(net, number), "train_dataset is int, without __len__"),
         (CustomJob(net, 3), "train_dataset is int, without __len__"),
         (CustomJob(net, data, loss="nowhere"), "loss 'nowhere' is not of the form module:factory"),
+        (CustomJob(net, data, train_step="nowhere"), "train_step 'nowhere' is not of the form module:factory"),
     ],
 )
 def test_parts_that_are_something_else(parts: CustomJob, said: str) -> None:

@@ -3,7 +3,8 @@
 A sample may be a tuple, a mapping or a tensor, and a batch is whatever ``collate`` returns. Without a loss function the
 model is called with the batch (unpacked or as a whole, depending on the signature of its forward) and must return a
 loss. With one the model is called with the inputs, and ``loss(output, target)`` with the target: the last element of a
-tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object.
+tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object. A job with a
+``train_step`` computes the loss of a batch by itself.
 
 ``model_path`` names a function that takes the profile, or nothing, and returns a :class:`CustomJob`, a mapping of its
 fields, or a tuple of them in order. With ``local_data = true`` it may also take ``rank`` and ``world_size``, and return
@@ -60,6 +61,9 @@ class CustomJob:
     optimizer: Any = None
     """A class of optimizers, or a function that returns one: of the trained parameters, or of model and options, see
     :func:`training.optimization.optimizers.build_optimizer`; ``None``: as the options say."""
+    train_step: Callable[[Any, Any], Any] | None = None
+    """``train_step(model, batch)``: the loss of a batch, in a form that a model's forward may give it in; in place of
+    ``loss``. Evaluations call it too, and ``metrics`` gets what it returned, and the batch."""
 
 
 class CustomTask(Task):
@@ -141,7 +145,7 @@ class CustomTask(Task):
     def reader_copy(self) -> CustomTask:
         """Return a copy that only reads the data set and collates batches."""
         reader = copy.copy(self)
-        nothing = dict.fromkeys(("model", "train", "validation", "loss", "metrics", "optimizer"))
+        nothing = dict.fromkeys(("model", "train", "validation", "loss", "metrics", "optimizer", "train_step"))
         reader.job = dataclasses.replace(self.job, **nothing)
         reader.evaluation, reader._factory = {}, CustomJob
         return reader
@@ -154,6 +158,9 @@ class CustomTask(Task):
 
     def _run(self, model: nn.Module, data: Any) -> tuple[torch.Tensor, Any, Any]:
         """Return loss, output and target."""
+        if self.job.train_step is not None:
+            output = self.job.train_step(model, data)
+            return loss_of(output, "train_step gave"), output, data
         if self.job.loss is None:
             output = _call(model, data)
             return loss_of(output), output, data
@@ -261,11 +268,22 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         data = getattr(job, name)
         if data is not None or name == "train":
             check_data(data, f"{path}: {name}")
-    for name in ("loss", "metrics", "collate", "weight", "optimizer"):
+    for name in ("loss", "metrics", "collate", "weight", "optimizer", "train_step"):
         function = getattr(job, name)
         if function is not None and not callable(function):
             raise BadInput(f"{path}: {name} is {type(function).__name__}, not a function", "return a function or None")
+    check_step(job, path)
     return job
+
+
+def check_step(job: CustomJob, title: str) -> None:
+    """Reject a job that computes its loss in two ways.
+
+    Raises:
+        BadInput: it has a loss function and a step of its own.
+    """
+    if job.loss is not None and job.train_step is not None:
+        raise BadInput(f"{title} has loss and train_step, which both compute the loss", "leave one of them out")
 
 
 def check_data(data: Any, title: str) -> None:
@@ -308,8 +326,11 @@ def split_target(data: Any) -> tuple[Any, Any]:
     raise RunFailed("a loss function was given, but samples have no target", "return (input, target) samples")
 
 
-def loss_of(output: Any) -> torch.Tensor:
+def loss_of(output: Any, source: str = "the model's forward gave") -> torch.Tensor:
     """Return the loss in a model's output: the output itself, ``output.loss``, ``output["loss"]`` or ``output[0]``.
+
+    Args:
+        source: what has returned it, for the message.
 
     Raises:
         RunFailed: there is no scalar loss.
@@ -320,7 +341,7 @@ def loss_of(output: Any) -> torch.Tensor:
         output = output.loss
     elif isinstance(output, (tuple, list)) and output:
         output = output[0]
-    return _scalar(output, "the model's forward gave")
+    return _scalar(output, source)
 
 
 def _scalar(value: Any, source: str) -> torch.Tensor:

@@ -32,13 +32,13 @@ from profiles.schema import Profile
 from training.numerics.randomness import seed_everything
 from training.records.run_files import sha256
 from training.tasks.base import GroupPosition
-from training.tasks.custom import CustomJob, check_data
+from training.tasks.custom import CustomJob, check_data, check_step
 from training.tasks.sample_file import SampleFile, write_samples
 from training.tasks.user_code import call_factory, find_factory, importable_name, takes_rank
 
 INDEX = "job.json"
 VERSION = 2
-_FUNCTIONS = ("loss", "collate", "weight", "metrics", "optimizer")
+_FUNCTIONS = ("loss", "collate", "weight", "metrics", "optimizer", "train_step")
 """Parts that are sent by name."""
 _FACTORY_HINT = "give model as a function (or module:name) that takes nothing and returns it"
 _PLAIN = (
@@ -49,11 +49,12 @@ _DEPTH = 4
 
 
 def check_given(job: CustomJob) -> None:
-    """Reject unusable data sets; those created by functions are checked after their creation.
+    """Reject unusable data sets, and a loss that is given twice; data created by functions are checked afterwards.
 
     Raises:
         BadInput: see :func:`training.tasks.custom.check_data`.
     """
+    check_step(job, "the trainer")
     for data, title in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
         if not _is_maker(data) and (data is not None or title == "train_dataset"):
             check_data(data, title)
@@ -104,6 +105,7 @@ def instantiate(job: CustomJob, seed: int, position: GroupPosition | None = None
         weight=_resolve(job.weight, "weight"),
         metrics=_resolve(job.metrics, "metrics"),
         optimizer=_resolve(job.optimizer, "optimizer"),
+        train_step=_resolve(job.train_step, "train_step"),
     )
 
 
