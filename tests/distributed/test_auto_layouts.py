@@ -78,11 +78,12 @@ def test_a_model_that_leaves_nothing_to_other_programs_is_divided() -> None:
 @pytest.mark.parametrize(("mbit", "devices"), [(10_000, "abc"), (5, "a")])
 def test_a_machine_that_holds_the_whole_model_is_compared_with_divisions(mbit: float, devices: str) -> None:
     profile = profile_of(tuning="full", fit_memory="off", batch_size=1, gradient_accumulation=16)
-    machines = [machine(name, 1.0, memory_total=size * GB) for name, size in (("a", 90), ("b", 30), ("c", 30))]
+    machines = [machine(name, 1.0, memory_total=size * GB) for name, size in (("a", 90), ("b", 40), ("c", 40))]
     taken = fit_or_divide(profile, [budget_of(each) for each in machines])
     planning = plan_layout(joined(machines, mbit), job(batch=1, accumulation=16), taken)
     assert planning.best is not None and planning.settings is not None
     assert "".join(sorted(planning.best.choice.members)) == devices
+    assert all(member.memory <= member.memory_free for each in planning.ranking for member in each.members)
     chosen = planning.overlay(taken).run.layout
     assert (chosen, len(planning.best.choice.blocks)) == (("pipeline", 3) if devices == "abc" else ("replicate", 0))
     by_hand = profile_of(tuning="full", fit_memory="off", batch_size=1, layout="pipeline")

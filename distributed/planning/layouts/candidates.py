@@ -72,9 +72,10 @@ def whole_candidates(job: LayoutJob) -> list[LayoutCandidate]:
 
 
 def _whole(job: LayoutJob, machine: ClusterMachine) -> LayoutCandidate | None:
-    budget = budget_of(machine)
+    budget, run = budget_of(machine), job.profile.run.model_copy(update={"layout": "replicate"})
+    whole = job.profile.model_copy(update={"run": run})
     try:
-        fitted = fit_to_budgets(job.profile, job.size, [budget], True, job.with_8_bits, NO_TOLERANCE)
+        fitted = fit_to_budgets(whole, job.size, [budget], True, job.with_8_bits, NO_TOLERANCE)
     except BadInput:
         return None
     staged = replace(job.stagings()[0], profile=fitted.profile)

@@ -182,10 +182,10 @@ class StageChain:
         for boundary, ends in zip(crossed, pairwise(self.columns), strict=True):
             for source, target in zip(*ends, strict=True):
                 if not self.cluster.on_one_machine((source.name, target.name)):
-                    for way, size in zip(
+                    for flow, size in zip(
                         ((source.name, target.name), (target.name, source.name)), boundary, strict=True
                     ):
-                        flows[way] = flows.get(way, 0.0) + size
+                        flows[flow] = flows.get(flow, 0.0) + size
         return max((busy.seconds for busy in bottlenecks_of(self.cluster, flows).values()), default=0.0)
 
     def _exchange(self, bounds: Sequence[int]) -> float:
@@ -239,13 +239,13 @@ class StageChain:
         seconds."""
         best: PlannedCut | None = None
         pending = [_Branch(0.0, (0,), 0.0, 0.0)] if self._reaches_the_end(limit) else []
-        ways: dict[tuple[int, int], list[_Branch]] = {}
+        reached: dict[tuple[int, int], list[_Branch]] = {}
         while pending:
             branch = pending.pop()
             if branch.floor >= limit:
                 continue
             if len(self.columns) * self.members > MOST_EXACT or self.blocks > MOST_EXACT_BLOCKS:
-                others = ways.setdefault((len(branch.bounds), branch.bounds[-1]), [])
+                others = reached.setdefault((len(branch.bounds), branch.bounds[-1]), [])
                 if any(other.slowest <= branch.slowest and other.total <= branch.total for other in others):
                     continue
                 others.append(branch)

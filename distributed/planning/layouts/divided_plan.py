@@ -10,12 +10,12 @@ from distributed.planning.documents.document import Job, Planning, Reason, Setti
 from distributed.planning.layouts.candidates import layout_candidates, pipeline_in_memory, whole_candidates
 from distributed.planning.layouts.divided import why_shards
 from distributed.planning.layouts.hybrid import (
-    DividedWay,
-    hybrid_ways,
+    ParallelPlan,
+    hybrid_plans,
     member_reasons,
     merging_of,
-    ranked_ways,
-    way_of,
+    plan_of,
+    ranked_plans,
 )
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, member_name
 from distributed.planning.memory.fitting import NO_TOLERANCE, MemoryBudget, fit, fit_to_budgets
@@ -69,13 +69,15 @@ def fit_or_divide(
         inside = _inside(profile, budgets, report)
         why = "" if inside else _why_no_pipeline(profile, budgets)
         if not why:
-            report(f"{error.problem}: the model is divided")
+            alone = "" if inside else _holder(profile, budgets)
+            report(f"{error.problem}: the model is divided{f', unless {alone} alone is faster' if alone else ''}")
             return inside or _as(profile, "pipeline")
     try:
         return fit(profile, budgets, report, 1.0)  # which is tight
     except BadInput as error:
-        alone = _why_alone(profile, budgets)
-        raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}{alone}") from None
+        alone = _holder(profile, budgets)
+        also = f"; {alone} holds the whole model, without the others" if alone else ""
+        raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}{also}") from None
 
 
 def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
@@ -159,12 +161,12 @@ def _why_no_pipeline(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
     return "" if pipeline.accepted else sentence(pipeline.reason)
 
 
-def _why_alone(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
-    """Return which of the machines holds the whole model, as the end of a sentence; empty: none."""
+def _holder(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
+    """Return the name of a machine that holds the whole model, if it trains alone; empty: none does."""
     for budget in budgets:
         with suppress(BadInput):
             fit_to_budgets(profile, size_for(profile), [budget], alone=True, tolerance=NO_TOLERANCE)
-            return f"; {budget.name} holds the whole model, without the others"
+            return budget.name
     return ""
 
 
@@ -177,7 +179,7 @@ def plan_layout(
     Args:
         cluster: with the times of the blocks, or with measured steps of a model that was held whole.
         only_member: whether the run cannot have several members.
-        chosen: index in the ranking of the way that is taken.
+        chosen: index in the ranking of what is taken.
 
     Raises:
         BadInput: no device was measured, or another model.
@@ -194,32 +196,32 @@ def plan_layout(
     fitting = [each for each in candidates if each.layout == "pipeline" and each.accepted and each.fits]
     if stages := profile.run.stages:  # by hand: as many members as fit
         taken = sorted((p for p in fitting if len(p.members[0]) == stages), key=lambda p: -len(p.members))[:1]
-        ways = [way_of(pipeline, job, merging) for pipeline in taken]
+        plans = [plan_of(pipeline, job, merging) for pipeline in taken]
     else:
-        ways = [way_of(pipeline, job, merging) for pipeline in fitting if len(pipeline.members) == 1]
-        ways += [] if only_member else hybrid_ways(profile, size, cluster, job, fitting)
-        ways += [way_of(whole, job, merging) for whole in whole_candidates(layout_job)] if is_open(profile) else []
-        ways = ranked_ways(ways, job)
-    if not ways:  # the lines about the layouts that a person could not choose would tell nothing
+        plans = [plan_of(pipeline, job, merging) for pipeline in fitting if len(pipeline.members) == 1]
+        plans += [] if only_member else hybrid_plans(profile, size, cluster, job, fitting)
+        plans += [plan_of(whole, job, merging) for whole in whole_candidates(layout_job)] if is_open(profile) else []
+        plans = ranked_plans(plans, job)
+    if not plans:  # the lines about the layouts that a person could not choose would tell nothing
         refused = [each.reason for each in candidates if each.layout == "pipeline"]
         return Planning(job=job, ranking=(), chosen=None, reasons=(Reason.of("nothing-fits"), *refused))
     refused = [each.reason for each in candidates if not each.accepted]
-    best = ways[chosen]
-    beside = [best, *(way for way in ways if way is not best)]
+    best = plans[chosen]
+    beside = [best, *(plan for plan in plans if plan is not best)]
     return Planning(
         job=job,
-        ranking=tuple(way.candidate for way in ways),
+        ranking=tuple(plan.candidate for plan in plans),
         chosen=chosen,
         settings=_settings(best, cluster, profile),
         reasons=(best.layout.reason, *member_reasons(beside), *refused),
     )
 
 
-def _settings(way: DividedWay, cluster: Cluster, profile: Profile) -> Settings:
-    layout = way.layout
+def _settings(plan: ParallelPlan, cluster: Cluster, profile: Profile) -> Settings:
+    layout = plan.layout
     changed = {name: after for name, (_, after) in layout.options.items()}
     batch_size = int(changed.get("batch_size", profile.training.batch_size))
-    if way.is_whole:
+    if plan.is_whole:
         device = layout.members[0][0].name
         whole = MemberPlan(rank=0, name=device, batch_size=batch_size)
         members = [whole.on_device(machine=cluster.machine(device).machine_name)]
@@ -227,10 +229,10 @@ def _settings(way: DividedWay, cluster: Cluster, profile: Profile) -> Settings:
         members = [_member(rank, stages, batch_size, layout, cluster) for rank, stages in enumerate(layout.members)]
     stages = {"stages": len(layout.members[0])} if len(members) > 1 else {}
     return Settings(
-        options={"layout": layout.layout, **stages, **changed, **way.options},
+        options={"layout": layout.layout, **stages, **changed, **plan.options},
         members=tuple(members),
         engine="mesh",
-        left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*way.candidate.choice.members})),
+        left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*plan.candidate.choice.members})),
     )
 
 

@@ -53,8 +53,8 @@ Option = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class DividedWay:
-    """A way to train a divided model."""
+class ParallelPlan:
+    """How a model is divided among members and devices, and how the members exchange."""
 
     layout: LayoutCandidate
     candidate: Candidate
@@ -86,8 +86,8 @@ def merging_of(profile: Profile) -> Merging:
     return Merging(strategy=chosen.strategy, codec=codec, interval=sync_schedule_of(chosen).interval)
 
 
-def way_of(layout: LayoutCandidate, job: Job, merging: Merging, learning: Learning | None = None) -> DividedWay:
-    """Return a pipeline as a way to train.
+def plan_of(layout: LayoutCandidate, job: Job, merging: Merging, learning: Learning | None = None) -> ParallelPlan:
+    """Return a layout as a plan, with its prediction.
 
     Args:
         learning: how well its members learn from one another; ``None``: it has one.
@@ -95,7 +95,7 @@ def way_of(layout: LayoutCandidate, job: Job, merging: Merging, learning: Learni
     alone = Merging(strategy=default_strategy(), codec="fp32", interval=1)
     candidate = _candidate(layout, job, merging if len(layout.members) > 1 else alone)
     if learning is None:
-        return DividedWay(layout, candidate)
+        return ParallelPlan(layout, candidate)
     ratio = job.global_batch_of(len(layout.members)) / job.global_batch_of(1)
     update = {
         "token_efficiency": batch_efficiency(ratio, job.lr_scaling) * learning.share,
@@ -104,54 +104,52 @@ def way_of(layout: LayoutCandidate, job: Job, merging: Merging, learning: Learni
         "exchange": layout.exchange * merging["interval"],
         "rounds": candidate.steps // merging["interval"],
     }
-    return DividedWay(layout, candidate.model_copy(update=update))
+    return ParallelPlan(layout, candidate.model_copy(update=update))
 
 
 # ------------------------------------------------------------------------------------------------------------- ranking
 
 
-def ranked_ways(ways: Sequence[DividedWay], job: Job) -> list[DividedWay]:
-    """Return ways that fit, best first, with their speed-up over the fastest one of one member, or of all if none is.
+def ranked_plans(plans: Sequence[ParallelPlan], job: Job) -> list[ParallelPlan]:
+    """Return plans that fit, best first, with their speed-up over the fastest one of one member, or of all if none is.
 
     Of those that are about as fast as the fastest, the one with the fewest members comes first, then one whose model is
     not divided, then one whose members exchange in every step.
     """
-    basis = max((way.candidate.samples_per_second for way in ways if way.members == 1), default=0.0)
-    basis = basis or max((way.candidate.samples_per_second for way in ways), default=1.0)
-    ranked = sorted((_compared(way, basis) for way in ways), key=lambda way: _cost(way, job))
+    basis = max((plan.candidate.samples_per_second for plan in plans if plan.members == 1), default=0.0)
+    basis = basis or max((plan.candidate.samples_per_second for plan in plans), default=1.0)
+    ranked = sorted((_compared(plan, basis) for plan in plans), key=lambda plan: _cost(plan, job))
     if not ranked or job.preference == "least-traffic":
         return ranked
     most = ranked[0].candidate.loss_increase if job.preference == "closest-to-exact" else math.inf
     near_ties = [
         w for w in ranked if w.candidate.loss_increase <= most and about_equal(w.candidate, ranked[0].candidate)
     ]
-    simplest = min(
-        near_ties, key=lambda way: (way.members, len(way.layout.members[0]) > 1, way.candidate.loss_increase)
-    )
-    return [simplest, *(way for way in ranked if way is not simplest)]
+    simplest = min(near_ties, key=lambda plan: (plan.members, not plan.is_whole, plan.candidate.loss_increase))
+    return [simplest, *(plan for plan in ranked if plan is not simplest)]
 
 
-def _compared(way: DividedWay, basis: float) -> DividedWay:
-    speed_up = way.candidate.samples_per_second / basis if basis else 1.0
-    useful = speed_up * way.candidate.token_efficiency
+def _compared(plan: ParallelPlan, basis: float) -> ParallelPlan:
+    speed_up = plan.candidate.samples_per_second / basis if basis else 1.0
+    useful = speed_up * plan.candidate.token_efficiency
     update = {"speed_up": speed_up, "useful_speed_up": useful}
-    return DividedWay(way.layout, way.candidate.model_copy(update=update), way.options)
+    return ParallelPlan(plan.layout, plan.candidate.model_copy(update=update), plan.options)
 
 
-def _cost(way: DividedWay, job: Job) -> tuple[float, ...]:
-    useful = -significant(way.candidate.useful_speed_up)
+def _cost(plan: ParallelPlan, job: Job) -> tuple[float, ...]:
+    useful = -significant(plan.candidate.useful_speed_up)
     if job.preference == "closest-to-exact":
-        return (way.candidate.loss_increase, useful)
-    return (way.members > 1, useful) if job.preference == "least-traffic" else (useful,)
+        return (plan.candidate.loss_increase, useful)
+    return (plan.members > 1, useful) if job.preference == "least-traffic" else (useful,)
 
 
-def member_reasons(ranked: Sequence[DividedWay]) -> Iterator[Reason]:
-    """Yield why the first of these ways has one member, or several: its speed beside that of the best other one."""
+def member_reasons(ranked: Sequence[ParallelPlan]) -> Iterator[Reason]:
+    """Yield why the first of these plans has one member, or several: its speed beside that of the best other one."""
     chosen, *others = ranked
-    rival = next((way for way in others if (way.members > 1) != (chosen.members > 1)), None)
+    rival = next((plan for plan in others if (plan.members > 1) != (chosen.members > 1)), None)
     if rival is None:
         return
-    several, single = sorted((chosen, rival), key=lambda way: way.members, reverse=True)
+    several, single = sorted((chosen, rival), key=lambda plan: plan.members, reverse=True)
     times = several.candidate.useful_speed_up / single.candidate.useful_speed_up
     code = "layout-several-members" if several is chosen else "layout-one-member"
     numbers = {"useful": times, "exchange": several.layout.exchange, "step": several.layout.step}
@@ -161,27 +159,27 @@ def member_reasons(ranked: Sequence[DividedWay]) -> Iterator[Reason]:
 # ------------------------------------------------------------------------------------------------------ several members
 
 
-def hybrid_ways(
+def hybrid_plans(
     profile: Profile, size: ModelSize, cluster: Cluster, job: Job, layouts: Sequence[LayoutCandidate]
-) -> list[DividedWay]:
-    """Return the ways with several members that fit and are possible: the best one of each number of members and
+) -> list[ParallelPlan]:
+    """Return the plans with several members that fit and are possible: the best one of each number of members and
     devices.
 
     Args:
         layouts: those with an exchange in every step.
     """
-    best: dict[str, DividedWay] = {}
-    ways = _exact_ways(profile, size, job, layouts)
+    best: dict[str, ParallelPlan] = {}
+    plans = _exact_plans(profile, size, job, layouts)
     if profile.strategy.strategy == "auto" and profile.strategy.codec in ("auto", PERIODIC_CODEC):
-        ways += _periodic_ways(profile, size, cluster, job)
-    for way in ways:
-        if way.name not in best or _useful(way) > _useful(best[way.name]):
-            best[way.name] = way
+        plans += _periodic_plans(profile, size, cluster, job)
+    for plan in plans:
+        if plan.name not in best or _useful(plan) > _useful(best[plan.name]):
+            best[plan.name] = plan
     return list(best.values())
 
 
-def _useful(way: DividedWay) -> float:
-    return way.candidate.samples_per_second * way.candidate.token_efficiency
+def _useful(plan: ParallelPlan) -> float:
+    return plan.candidate.samples_per_second * plan.candidate.token_efficiency
 
 
 def _possible(
@@ -209,17 +207,17 @@ def _exchanging_with(profile: Profile, strategy: str, codec: str = "") -> Profil
     return profile.model_copy(update={"strategy": profile.strategy.model_copy(update=update)})
 
 
-def _exact_ways(profile: Profile, size: ModelSize, job: Job, layouts: Sequence[LayoutCandidate]) -> list[DividedWay]:
-    """Return ways whose members exchange as the profile says, or in every step."""
+def _exact_plans(profile: Profile, size: ModelSize, job: Job, layouts: Sequence[LayoutCandidate]) -> list[ParallelPlan]:
+    """Return plans whose members exchange as the profile says, or in every step."""
     merging = merging_of(profile)
     costs = cost_model(merging["strategy"], profile.strategy)
     if costs is None:
         return []
     schedule = SyncSchedule(merging["interval"])
     return [
-        DividedWay(way.layout, way.candidate, {"strategy": merging["strategy"], "codec": merging["codec"]})
+        ParallelPlan(plan.layout, plan.candidate, {"strategy": merging["strategy"], "codec": merging["codec"]})
         for layout, members in _possible(profile, layouts, _ties(profile, size))
-        for way in (way_of(layout, job, merging, costs.learning(_run(job, members, merging), schedule, members)),)
+        for plan in (plan_of(layout, job, merging, costs.learning(_run(job, members, merging), schedule, members)),)
     ]
 
 
@@ -227,8 +225,8 @@ def _run(job: Job, members: int, merging: Merging) -> RunSpec:
     return RunSpec(job.run_steps(members).steps, job.start, job.lora, merging["codec"], job.texts)
 
 
-def _periodic_ways(profile: Profile, size: ModelSize, cluster: Cluster, job: Job) -> Iterator[DividedWay]:
-    """Yield ways whose members exchange seldom, at the interval with the shortest time to the same loss."""
+def _periodic_plans(profile: Profile, size: ModelSize, cluster: Cluster, job: Job) -> Iterator[ParallelPlan]:
+    """Yield plans whose members exchange seldom, at the interval with the shortest time to the same loss."""
     costs = cost_model(PERIODIC, profile.strategy)
     asked = _exchanging_with(profile, PERIODIC, PERIODIC_CODEC)
     try:
@@ -239,12 +237,12 @@ def _periodic_ways(profile: Profile, size: ModelSize, cluster: Cluster, job: Job
         return
     layouts = layout_candidates(LayoutJob(asked, size, cluster, _SEARCHED_INTERVAL, divides=True))
     for layout, members in _possible(asked, layouts, _ties(asked, size)):
-        ways = [
+        plans = [
             _periodic(layout, job, costs, schedule, members)
             for schedule in costs.sync_schedules(_run(job, members, _periodic_merging(1)))
             if not schedule.delay
         ]
-        accepted = [way for way in ways if way.candidate.loss_increase <= job.max_loss_increase]
+        accepted = [plan for plan in plans if plan.candidate.loss_increase <= job.max_loss_increase]
         if accepted:
             yield max(accepted, key=_useful)
 
@@ -253,14 +251,16 @@ def _periodic_merging(interval: int) -> Merging:
     return Merging(strategy=PERIODIC, codec=PERIODIC_CODEC, interval=interval)
 
 
-def _periodic(layout: LayoutCandidate, job: Job, costs: CostModel, schedule: SyncSchedule, members: int) -> DividedWay:
-    """Return a way at an interval other than the searched one."""
+def _periodic(
+    layout: LayoutCandidate, job: Job, costs: CostModel, schedule: SyncSchedule, members: int
+) -> ParallelPlan:
+    """Return a plan at an interval other than the searched one."""
     merging = _periodic_merging(schedule.interval)
     run, exchange = _run(job, members, merging), layout.exchange * _SEARCHED_INTERVAL / schedule.interval
     layout = layout.model_copy(update={"exchange": exchange, "step": layout.step - layout.exchange + exchange})
-    way = way_of(layout, job, merging, costs.learning(run, schedule, members))
+    plan = plan_of(layout, job, merging, costs.learning(run, schedule, members))
     options = {"strategy": PERIODIC, "codec": PERIODIC_CODEC, **costs.settings(run, schedule)}
-    return DividedWay(way.layout, way.candidate, options)
+    return ParallelPlan(plan.layout, plan.candidate, options)
 
 
 # ----------------------------------------------------------------------------------------------------------- candidates
