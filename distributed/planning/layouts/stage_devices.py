@@ -131,7 +131,10 @@ class StagedJob:
 
     def _need(self, on_gpu: bool, bf16: bool, start: int, end: int, under_way: int, alone: bool) -> int:
         stage = self.stage_size(start, end)
-        need = need_of(self._profile_in_stages, stage, alone, on_gpu=on_gpu, bf16=bf16, under_way=under_way)
+        added = self.tied if self.micro_batches > 1 and start <= self.size.encoder_layers < end else 0
+        need = need_of(
+            self._profile_in_stages, stage, alone, on_gpu=on_gpu, bf16=bf16, under_way=under_way, embedding=added
+        )
         crossing = (self.size.blocks[start - 1].boundary if start else 0) + self.size.blocks[end - 1].boundary
         messages = 0 if on_gpu else _MESSAGES * FP32_BYTES * self.batch * crossing
         frozen = stage.encoder if self.profile.model.freeze_encoder else 0

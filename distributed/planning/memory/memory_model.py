@@ -74,6 +74,7 @@ def need_of(
     on_gpu: bool = False,
     bf16: bool = False,
     under_way: int = 1,
+    embedding: int = 0,
 ) -> MemoryNeed:
     """Estimate the memory of a member without measurements: weights, optimizer state, state of the strategy and its
     exchange, activations of one micro-batch with the gradients (or of an evaluation), a teacher, and the process.
@@ -91,6 +92,8 @@ def need_of(
         bf16: whether ``mixed_precision = auto`` is bf16 there.
         under_way: micro-batches whose activations a stage holds at the same time: those between their forward and their
             backward (Narayanan et al. 2021, arXiv 2006.09503, section 2.2).
+        embedding: gradients of an embedding that a micro-batch adds to those of the earlier ones behind the decoder's
+            backward, while the activations of the encoder exist.
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
@@ -103,7 +106,7 @@ def need_of(
         weights=_weight_bytes(model, size, trainable, precision == "bf16" or (bf16 and precision == "auto")),
         optimizer=state_bytes(profile.training, trainable, _matrix_parameters(model, size, trainable))
         + _strategy_state(profile.strategy, trainable, alone, on_gpu),
-        step=_step_bytes(profile, size, trainable, count, on_gpu, is_half, under_way),
+        step=_step_bytes(profile, size, trainable, count, on_gpu, is_half, under_way, embedding),
         evaluation=_FP32 * size.evaluation * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         teacher_unloaded=profile.caches_teacher_outputs,
@@ -183,7 +186,14 @@ def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int, bf16: b
 
 
 def _step_bytes(
-    profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool, is_half: bool, under_way: int
+    profile: Profile,
+    size: ModelSize,
+    trainable: int,
+    batch: int,
+    on_gpu: bool,
+    is_half: bool,
+    under_way: int,
+    embedding: int,
 ) -> int:
     """Return the peak of the activations of the micro-batches under way and the gradients that exist at the same
     time."""
@@ -192,10 +202,12 @@ def _step_bytes(
     encoder = 0.0 if model.freeze_encoder else size.encoder_activations * share
     decoder = (size.activations - size.encoder_activations - size.outputs) * share
     if model.gradient_checkpointing:
-        encoder = checkpointed(encoder, size.encoder_layers, under_way)
+        in_front = 0.0 if model.freeze_encoder or model.tuning == "lora" else _before_blocks(size) * share
+        encoder = checkpointed(encoder - in_front, size.encoder_layers, under_way) + under_way * in_front
         decoder = checkpointed(decoder, size.layers - size.encoder_layers, under_way)
     else:
         encoder, decoder = under_way * encoder, under_way * decoder
+    behind_decoder = batch * (encoder + decoder * (under_way - 1) / under_way) + trainable + embedding
     decoder += size.outputs
     working = 0 if encoder else size.working
     gradients = trainable
@@ -206,8 +218,16 @@ def _step_bytes(
         numbers = batch * (encoder + decoder) + gradients
     else:
         numbers = max(batch * (encoder + decoder), batch * encoder + decoder_gradients, gradients)
+    if embedding:
+        numbers = max(numbers, behind_decoder)
     copies = trainable // 2 if is_half else 0  # of the weights, in 16 bits
     return int(_FP32 * (numbers + batch * working + copies))
+
+
+def _before_blocks(size: ModelSize) -> int:
+    """Return the activations of a sample before the first block of an encoder, which checkpointing saves as well."""
+    encoder = [block.activations for block in size.blocks if block.in_encoder]
+    return encoder[0] - min(encoder) if len(encoder) > 1 else 0
 
 
 def _saved_share(model: ModelSettings, is_half: bool) -> float:
