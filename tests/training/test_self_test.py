@@ -21,6 +21,7 @@ def test_a_processor_is_measured_and_every_part_holds() -> None:
     assert not any(thread.name.startswith("snapshots") for thread in begun), "its folder is gone"
     whats = {row.what for row in rows}
     assert {"system", "products in bf16", "copies on the device", "steps in fp32", "codecs", "snapshot"} <= whats
+    assert {"layout pipeline", "layout shard", "layout tensor"} <= whats
     assert len(lines) == len(rows)
     assert all(f"| {row.what} | {row.result} | ok |" in report(rows) for row in rows)
 

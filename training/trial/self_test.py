@@ -31,6 +31,8 @@ from training.hardware.device_probe import (
     product_speed,
     wait_for,
 )
+from training.layouts.inside.checks import INSIDE_LAYOUTS
+from training.layouts.stages.probe import probe
 from training.loop.trainer import Trainer
 from training.run.local_plan import plan_local_run
 from training.run.orders import Control
@@ -67,7 +69,7 @@ def self_test(
     device = select_device(device_name)
     size = size or (FOR_PROCESSORS if device.type == "cpu" else USUAL)
     rows = []
-    for section in (_facts, _products, _copies, _steps, _codecs, _core):
+    for section in (_facts, _products, _copies, _steps, _codecs, _layouts, _core):
         try:
             for row in section(device, steps, size):
                 rows.append(row)
@@ -140,6 +142,22 @@ def _codecs(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfT
 def _encoded(name: str, values: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     codec = codec_by_name(name)
     return codec.encode(values.to(device)).cpu(), codec.encode(values)
+
+
+def _layouts(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
+    """Train a small Llama in the three stages of a pipeline, all on this device, and compare with one stage."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds
+    except ImportError:
+        yield SelfTestRow("layout pipeline", "not tried: transformers is not installed")
+    else:
+        probe(LlamaForCausalLM, LlamaConfig(num_hidden_layers=6), (0, 2, 4, 6), str(device))
+        yield SelfTestRow("layout pipeline", "loss and gradients of three stages are those of one, bit for bit")
+    gpus = torch.cuda.device_count()
+    for layout in INSIDE_LAYOUTS:
+        needs = f"it needs two GPUs in this machine, which has {gpus}"
+        by_hand = f"muster train PROFILE --local {gpus} --layout {layout}"
+        yield SelfTestRow(f"layout {layout}", f"not tried: {needs if gpus < 2 else by_hand}")
 
 
 def _core(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:

@@ -106,12 +106,13 @@ def _is_same(expected: torch.Tensor | None, computed: torch.Tensor | None) -> bo
     return torch.equal(expected, computed)
 
 
-def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
+def probe(architecture: Any, config: Any, bounds: tuple[int, ...], device: str = "cpu") -> None:
     """Compare a small transformers model of this configuration with its stages; takes about a second, and no files.
 
     Args:
         architecture: the class of the model.
         bounds: the cut of the real model, see :class:`~training.layouts.stages.stage.Cut`.
+        device: what computes both.
 
     Raises:
         BadInput: it cannot be cut, a small one cannot be made, or it trains otherwise in stages; the message says why.
@@ -120,8 +121,10 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
         refuse_other_count(bounds, examine_pretrained(architecture, config), architecture.__name__)
         small, small_bounds = small_config(config, bounds)
         cuts = (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
-        whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), loss_of) for cut in cuts)
-        compare(whole, stages, samples_for(small), seed=1)
+        models = (build_stage(architecture, small, cut).train().to(device) for cut in cuts)
+        whole, *stages = (CutModel(model, loss_of) for model in models)
+        samples = {name: numbers.to(device) for name, numbers in samples_for(small).items()}
+        compare(whole, stages, samples, seed=1)
     except MODEL_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{architecture.__name__} cannot be tried in stages: {reason}", _HINT) from error
