@@ -51,8 +51,9 @@ class NetworkTrainer(ObjectTrainer):
     again; a second one ends it at once.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, output_dir, on_event:
-            as :class:`training.local_trainer.ObjectTrainer`; objects but texts are defined at a module's top level.
+        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, lr_scheduler,
+            output_dir, on_event: as :class:`training.local_trainer.ObjectTrainer`; objects but texts are defined at a
+            module's top level.
         hosts: the hosts file.
         trust_new: accept the host keys of unknown machines.
     """
@@ -185,7 +186,7 @@ def _job_folder(output: Path, job: CustomJob) -> Iterator[Path]:
             (folder / _OBJECTS).mkdir()
             write_job(job, folder / _OBJECTS)
             functions = (job.loss, job.collate, job.weight, job.metrics, job.optimizer, job.train_step)
-            definitions = (job.model, job.train, job.validation, *functions)
+            definitions = (job.model, job.train, job.validation, *functions, job.lr_scheduler)
             files = [text.rpartition(":")[0] for text in definitions if isinstance(text, str) and ".py:" in text]
             _copy_code([*files, *(name.partition(":")[0] for name in check_names(job).values())], folder)
             yield folder

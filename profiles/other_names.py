@@ -5,7 +5,7 @@ from __future__ import annotations
 _OPTIMIZER = "write optimizer = adamw (or sgd, ...) and learning_rate"
 _OUTER = "write diloco.outer_lr, diloco.outer_momentum and diloco.outer_optimizer"
 _COLLATE = "leave it out, and give collate= to the trainer; order and batches follow from seed and batch_size"
-_RATE = "write lr_schedule, warmup_steps and lr_decay_share"
+_RATE = "write lr_schedule, warmup_steps and lr_decay_share, or give lr_scheduler= to the trainer"
 _WANDB = "write trackers = wandb; the project is in the variable WANDB_PROJECT, a run is called by its id"
 
 HINTS = {

@@ -82,6 +82,9 @@ class ObjectTrainer(ABC):
         optimizer: a class (``torch.optim.RAdam``), or a function of the trained parameters, or of model and options,
             that returns one; default: by the option ``optimizer``. Or ``module:name``.
         train_step: ``train_step(model, batch)``: the loss of a batch, in place of ``loss``; or ``module:name``.
+        lr_scheduler: in place of the options ``lr_schedule`` and ``warmup_steps``: a class or function of an optimizer
+            that returns one of ``torch.optim.lr_scheduler``, or ``lr_scheduler(step, total_steps)``, which returns the
+            share of ``learning_rate`` for a step, from 0; or ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
@@ -100,6 +103,7 @@ class ObjectTrainer(ABC):
         metrics: Callable[[Any, Any], Mapping[str, float]] | str | None = None,
         optimizer: Callable[..., Any] | str | None = None,
         train_step: Callable[[Any, Any], Any] | str | None = None,
+        lr_scheduler: Callable[..., Any] | str | None = None,
         output_dir: Path | str = RUNS_FOLDER,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
@@ -110,7 +114,7 @@ class ObjectTrainer(ABC):
         self._loader_options |= {"eval_batch_size": others["batch_size"]} if others else {}
         self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
         self._job_arguments |= {"collate": collate, "weight": weight, "metrics": metrics, "optimizer": optimizer}
-        self._job_arguments["train_step"] = train_step
+        self._job_arguments |= {"train_step": train_step, "lr_scheduler": lr_scheduler}
         self._output_dir = Path(output_dir)
         self._listener = on_event
         self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
@@ -147,7 +151,7 @@ class ObjectTrainer(ABC):
 
         name, strategy_options = settings_for(strategy)
         usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._loader_options}
-        usual |= self._settings
+        usual |= self._settings | self._rate_options(options)
         chosen = {**usual, **strategy_options, **options}
         earlier = self._earlier(resume, name, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
@@ -183,6 +187,19 @@ class ObjectTrainer(ABC):
             raise BadInput(message, f"resume it with: {program('distributed-train', '--resume', plan.run_id)}")
         return path, plan
 
+    def _rate_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the learning rate that a schedule of the user's stands in for.
+
+        Raises:
+            BadInput: one of them is given beside it.
+        """
+        if self._job_arguments["lr_scheduler"] is None:
+            return {}
+        replaced = {"lr_schedule": "constant", "warmup_steps": 0}
+        if unread := [name for name in (*replaced, "lr_decay_share") if name in options]:
+            raise BadInput(f"lr_scheduler stands in for {unread[0]}", "give one of them", option=unread[0])
+        return replaced
+
     @property
     def _settings(self) -> dict[str, Any]:
         """Options that the trainer was constructed with."""
@@ -212,8 +229,8 @@ class LocalTrainer(ObjectTrainer):
     again. The workers of a :class:`~distributed.network_trainer.NetworkTrainer` come back by themselves.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, output_dir, on_event:
-            see :class:`ObjectTrainer`.
+        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, lr_scheduler,
+            output_dir, on_event: see :class:`ObjectTrainer`.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
             model together (``layout = pipeline``, ``shard`` or ``tensor``), so many; ``fit(resume=...)`` may change
             that layout.

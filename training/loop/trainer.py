@@ -34,8 +34,9 @@ from training.loop.state import (
 from training.loop.update import StepFigures, Update
 from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
-from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
+from training.numerics.schedule import scaled_learning_rate, scaling_rule
 from training.optimization.backward import refuse_loss
+from training.optimization.learning_rates import LearningRates
 from training.optimization.optimizers import build_optimizer, set_learning_rate
 from training.records.events import SAVES_MODEL, Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
@@ -112,11 +113,11 @@ class Trainer:
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
-        self._warm_up = warm_up_of(settings, self.total_steps)
         reference_batch = settings.batch_size * settings.gradient_accumulation
         start, norm = start_of(self.profile), settings.max_grad_norm
         rule = scaling_rule(settings.lr_scaling, start in kind.scales_learning_rate)
         self.peak_rate = scaled_learning_rate(settings.learning_rate, rule, self.plan.global_batch, reference_batch)
+        self._rates = LearningRates(settings, self.total_steps, self.peak_rate, self.task.lr_scheduler)
         context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
         self.strategy: Strategy = kind(context)
         self.strategy.set_optimizer(self.optimizer)
@@ -219,8 +220,7 @@ class Trainer:
         start, before = time.monotonic(), self.layout.traffic_with(self.exchange)
         sent = self.exchange.traffic.bytes_sent
         batches = self._batches(self.backward.max_micro_batch)
-        shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
-        rate = self.peak_rate * learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
+        rate = self._rates.at(self.position.step)
         set_learning_rate(self.optimizer, rate)
         self.last_step.begin()
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)

@@ -137,6 +137,10 @@ class Task(ABC):
     """A class or function of the user's that makes the optimizer; ``None``: the options say which. Valid after
     :meth:`prepare`."""
 
+    lr_scheduler: Callable[..., Any] | None = None
+    """The schedule of the user, see :mod:`training.optimization.learning_rates`; ``None``: as the options say.
+    Valid after :meth:`prepare`."""
+
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: Mapping[str, SizedDataset]

@@ -64,6 +64,8 @@ class CustomJob:
     train_step: Callable[[Any, Any], Any] | None = None
     """``train_step(model, batch)``: the loss of a batch, in a form that a model's forward may give it in; in place of
     ``loss``. Evaluations call it too, and ``metrics`` gets what it returned, and the batch."""
+    lr_scheduler: Any = None
+    """In place of the option ``lr_schedule``, see :class:`training.optimization.learning_rates.LearningRates`."""
 
 
 class CustomTask(Task):
@@ -97,6 +99,10 @@ class CustomTask(Task):
     @property
     def optimizer(self) -> Callable[..., Any] | None:  # type: ignore[override]  # it has no job before it is prepared
         return cast("Callable[..., Any] | None", self.job.optimizer)
+
+    @property
+    def lr_scheduler(self) -> Callable[..., Any] | None:  # type: ignore[override]  # as the optimizer
+        return cast("Callable[..., Any] | None", self.job.lr_scheduler)
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
         """Read labels from the samples, or classes from the data set's ``targets``, as in torchvision."""
@@ -145,7 +151,8 @@ class CustomTask(Task):
     def reader_copy(self) -> CustomTask:
         """Return a copy that only reads the data set and collates batches."""
         reader = copy.copy(self)
-        nothing = dict.fromkeys(("model", "train", "validation", "loss", "metrics", "optimizer", "train_step"))
+        functions = ("loss", "metrics", "optimizer", "train_step", "lr_scheduler")
+        nothing = dict.fromkeys(("model", "train", "validation", *functions))
         reader.job = dataclasses.replace(self.job, **nothing)
         reader.evaluation, reader._factory = {}, CustomJob
         return reader
@@ -268,7 +275,7 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         data = getattr(job, name)
         if data is not None or name == "train":
             check_data(data, f"{path}: {name}")
-    for name in ("loss", "metrics", "collate", "weight", "optimizer", "train_step"):
+    for name in ("loss", "metrics", "collate", "weight", "optimizer", "train_step", "lr_scheduler"):
         function = getattr(job, name)
         if function is not None and not callable(function):
             raise BadInput(f"{path}: {name} is {type(function).__name__}, not a function", "return a function or None")

@@ -38,7 +38,7 @@ from training.tasks.user_code import call_factory, find_factory, importable_name
 
 INDEX = "job.json"
 VERSION = 2
-_FUNCTIONS = ("loss", "collate", "weight", "metrics", "optimizer", "train_step")
+_FUNCTIONS = ("loss", "collate", "weight", "metrics", "optimizer", "train_step", "lr_scheduler")
 """Parts that are sent by name."""
 _FACTORY_HINT = "give model as a function (or module:name) that takes nothing and returns it"
 _PLAIN = (
@@ -106,6 +106,7 @@ def instantiate(job: CustomJob, seed: int, position: GroupPosition | None = None
         metrics=_resolve(job.metrics, "metrics"),
         optimizer=_resolve(job.optimizer, "optimizer"),
         train_step=_resolve(job.train_step, "train_step"),
+        lr_scheduler=_resolve(job.lr_scheduler, "lr_scheduler"),
     )
 
 
