@@ -163,10 +163,10 @@ class Supervisor:
                 link.close()
 
     def _kind_of_run(self) -> Callable[..., RunController]:
-        if self._plan.is_staged and self._plan.world_size > 1:
-            return partial(ReturningRun, take_back=self._take_back, is_back=self._is_back)
-        lasting = partial(LastingRun, go_on=self._go_on_without, is_back=self._is_back)
-        return lasting if self._plan.is_staged else RunController
+        if self._plan.is_staged and self._plan.world_size == 1:
+            return partial(LastingRun, go_on=self._go_on_without, is_back=self._is_back)
+        returning = partial(ReturningRun, take_back=self._take_back, is_back=self._is_back)
+        return returning if self._plan.launch is None else RunController
 
     def _prepare(self, link: MachineLink) -> None:
         """Send agent, code and data to one machine; its workers then start independently of the other machines."""

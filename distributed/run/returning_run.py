@@ -1,10 +1,12 @@
-"""A run of several members with several devices each: a member that was lost comes back by itself.
+"""A run of several members: one that was lost comes back by itself.
 
-A device that is lost takes its member along: the others of it cannot go on without its part. The other members go on,
-and when all machines of the lost one can be reached, workers are started on them again. They hold the same parts, each
-gets the state of its part from another member, and the member trains on with the others from a synchronisation.
+A machine that slept, or was out of reach, for longer than its lease has ended its worker. When it can be reached, a
+worker is started there again, gets the state from another member, and trains on with the others from a synchronisation.
+A worker that ended by itself or was killed stays out: somebody may have ended it, and it might fail likewise.
 
-A member of which a device has said why it fails stays out: it would fail likewise.
+A member of several devices comes back whatever the reason: a device that is lost takes it along, as the others of it
+cannot go on without its part. The other members go on, and when all machines of the lost one can be reached, workers
+are started on them again. A member of which a device has said why it fails stays out.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import way_to_add
 from training.records.events import WarningEvent
 from training.records.plan import MemberPlan
+from training.run.processes import UNREACHED
 from training.run.run_controller import RunController
 
 _LOOKS_EVERY = 10.0
@@ -35,8 +38,6 @@ class ReturningRun(RunController):
         is_back: whether one of these machines can be reached.
     """
 
-    takes_back = True
-
     def __init__(
         self,
         *arguments: Any,
@@ -47,9 +48,10 @@ class ReturningRun(RunController):
         super().__init__(*arguments, **options)
         self._take_back, self._is_back, self._is_over = take_back, is_back, threading.Event()
         self._attempts, self._lines = Counter[int](), set[str]()
+        self.returns_after = ("",) if self.plan.is_staged else (UNREACHED,)
 
-    def start(self) -> None:
-        super().start()
+    def _begin(self, *arguments: Any, **options: Any) -> None:
+        super()._begin(*arguments, **options)
         threading.Thread(target=self._watch, name="lost members", daemon=True).start()
 
     def kill(self) -> None:
@@ -63,10 +65,13 @@ class ReturningRun(RunController):
     def look(self) -> None:
         """Let lost members join again that can."""
         for rank in self.members.lost_members:
-            self._look_for(self.plan.members[rank])
+            self._look_for(self.members.plan.all_members[rank])
 
     def _look_for(self, member: MemberPlan) -> None:
-        workers = [worker for r in self.plan.processes_of(member.rank) if (worker := self.members.workers.get(r))]
+        ranks = self.members.plan.processes_of(member.rank)
+        workers = [worker for rank in ranks if (worker := self.members.workers.get(rank))]
+        if not self.plan.is_staged and not any(w.process.end_reason.startswith(UNREACHED) for w in workers):
+            return
         if any(worker.step for worker in workers):
             self._attempts[member.rank] = 0
         failure = next((worker.failure for worker in workers if worker.failure), "")

@@ -31,7 +31,7 @@ from profiles.errors import ExitCode, MusterError
 from profiles.quantities import bytes_text
 from training.records.bounded_fields import first_problem
 from training.records.events import ErrorEvent, Event, WarningEvent, to_line
-from training.run.processes import NumberedLine
+from training.run.processes import UNREACHED, NumberedLine
 from training.run.stopping import ProgressMonitor
 
 LOST = 255
@@ -246,7 +246,7 @@ class RemoteWorker:
             # A worker that is no longer wanted is ended by its lease where we cannot reach it.
             timeout = self.timeouts.silence if self.is_unwanted else self.timeouts.give_up
             if time.monotonic() - last_heard > timeout and (self.is_unwanted or not self.is_cut_off()):
-                self._lose(f"could not be reached for {timeout:.0f} s")
+                self._lose(f"{UNREACHED} for {timeout:.0f} s")
                 return
             self.is_connected = False
             if not is_disconnected:

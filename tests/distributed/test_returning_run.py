@@ -109,6 +109,23 @@ def test_a_member_that_is_lost_again_and_again_stays_out(make_stage: Make) -> No
     assert "it was lost again before it had made a step, 3 times; to add it: " in warnings(stage)[-1]
 
 
+def test_of_members_of_one_device_those_come_back_that_nothing_was_heard_of(tmp_path: Path) -> None:
+    taken: list[MemberPlan] = []
+    stage = Stage(tmp_path, kind=partial(ReturningRun, take_back=taken.append, is_back=lambda machines: True))
+    with stage.folder:
+        stage.take(0, RunEvent(status="running"))
+        for rank in (1, 2):
+            stage.take(-1, MemberEvent(member=rank, status="lost", name=f"worker-{rank}", message="silent for 5 s"))
+        stage.ends(1, 255, "could not be reached for 40 s")
+        stage.ends(2, -signal.SIGKILL)
+        run_of(stage).look()
+        assert [member.name for member in taken] == ["worker-1"]
+        back, away = warnings(stage)
+        assert back == "worker-1 has ended: could not be reached for 40 s"
+        assert away.startswith("worker-2 does not come back by itself: its worker was killed")
+        stage.run.kill()
+
+
 def test_a_run_that_ends_takes_nobody_back(make_stage: Make) -> None:
     stage = make_stage()
     loses(stage)

@@ -22,6 +22,7 @@ from training.records.events import (
     RunEvent,
     SnapshotEvent,
     StepEvent,
+    WarningEvent,
 )
 from training.records.plan import FINAL, FinalStatus
 from training.records.run_files import explain
@@ -241,9 +242,17 @@ def early_end(rank: int, name: str, cause: str, code: int, logs: Path) -> ErrorE
     return ErrorEvent(member=rank, message=f"{name} ended before its work was done ({cause})", hint=hint, machine=name)
 
 
-def ends_for_good(name: str, cause: str, run_dir: Path) -> str:
-    """Return the warning of a lost member that stays away, with the command that brings it back."""
-    return f"{name} does not come back by itself: {cause}; when it can train again: {way_to_add(run_dir, name)}"
+def ending_of(rank: int, name: str, cause: str, run_dir: Path | None) -> WarningEvent:
+    """Return the warning of a lost member whose processes have ended.
+
+    Args:
+        run_dir: of the run to which it must be added again; ``None``: it comes back by itself.
+    """
+    if run_dir is None:
+        return WarningEvent(member=rank, message=f"{name} has ended: {cause}")
+    command = way_to_add(run_dir, name)
+    message = f"{name} does not come back by itself: {cause}; when it can train again: {command}"
+    return WarningEvent(member=rank, message=message, ended_by=cause)
 
 
 def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection[int]]]:

@@ -31,6 +31,8 @@ RUN_VARIABLE = "MUSTER_RUN_ID"
 """Environment variable with the run's id, in a launched script and in all that it starts."""
 START_PATIENCE = 120.0
 """Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
+UNREACHED = "could not be reached"
+"""Beginning of the reason for which a process on another machine is given up that nothing was heard of."""
 
 
 class NumberedLine(bytes):

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, Literal
 
 from profiles.errors import BadInput, ExitCode, MusterError, counted, exit_text
 from training.numerics.gradient_norms import GradientNorms
@@ -33,7 +33,7 @@ from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.members.member_history import MemberHistory
 from training.run.members.membership import Membership, WorkerHandle
 from training.run.orders import OrderAction
-from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ends_for_good, write_end
+from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ending_of, write_end
 from training.run.processes import Worker
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderDispatcher, ProgressMonitor, Stopping
 from training.script.script_start import is_peer_loss
@@ -53,8 +53,8 @@ class RunController:
         progress: follows the run's pace; default: a new :class:`ProgressMonitor`.
     """
 
-    takes_back: ClassVar[bool] = False
-    """Whether a lost member whose processes have ended comes back by itself."""
+    returns_after: tuple[str, ...] = ()
+    """Beginnings of the reasons of a loss after which a member comes back by itself."""
 
     def __init__(
         self,
@@ -291,8 +291,8 @@ class RunController:
         self.members.end_member_of(rank, FAILED_GRACE)
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
-            message = f"{name} has ended: {cause}" if self.takes_back else ends_for_good(name, cause, self.folder.path)
-            self._record(WarningEvent(member=rank, message=message, ended_by=cause))
+            returns = cause.startswith(self.returns_after)
+            self._record(ending_of(rank, name, cause, None if returns else self.folder.path))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
         """Record that a member is gone; return whether that is news."""
