@@ -301,8 +301,8 @@ def _absence_costs(
         stalled = sum(_stalled_seconds(ribbon, pace, prediction.candidate.choice.interval, typical))
         if away >= 1 or stalled > 0:
             words = f"{machine_text(name)} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
-            waited = f", and the others waited {time_text(stalled)} for it" if stalled > typical else ""
-            yield away / pace.steps * share + stalled / pace.seconds[-1], words + waited
+            longer = f", and those in which it was lost took {time_text(stalled)} longer" if stalled > typical else ""
+            yield away / pace.steps * share + stalled / pace.seconds[-1], words + longer
 
 
 def _stalled_seconds(ribbon: Ribbon, pace: Pace, interval: int, typical: float) -> Iterator[float]:
