@@ -19,7 +19,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
-from training.data.balance import ShareBalance, Speed
+from training.data.balance import ShareBalance, Speed, window_steps
 from training.data.batches import BatchSource, Samples
 from training.data.even_split import longest, split_evenly
 from training.data.sample_order import Cursor, SampleSchedule
@@ -121,6 +121,12 @@ def test_shares_settle_where_hosts_have_quotas_of_processor_time() -> None:
         if shares.is_due(step) and (decision := shares.decide(step, sizes, speeds, NAMES.__getitem__)) is not None:
             sizes = decision.sizes
     assert len(shares.changes) <= 4 and longest_step[-1] <= 0.15 < 0.3 < longest_step[0], (shares.changes, sizes)
+
+
+def test_steps_of_a_millisecond_are_left_alone_and_those_of_hours_are_watched_as_often_as_others() -> None:
+    assert [window_steps(seconds) for seconds in (1e-9, 0.001, 0.1, 7200.0)] == [1000, 500, 10, 10]
+    for seconds, changes in ((1e-4, 0), (900.0, 1)):
+        assert len(decided(ShareBalance(), {0: 8, 1: 8}, {0: seconds, 1: 2 * seconds}, 2000)) == changes
 
 
 @given(st.lists(seconds_of_sample, min_size=2, max_size=6), st.integers(6, 200))
@@ -305,16 +311,19 @@ def test_shares_follow_speed_between_machines_unless_somebody_set_them(
 
 
 class Recorded(ToyTask):
-    """Records the samples that a member trains on; others are only read ahead."""
+    """Records the samples that a member trains on; others are only read ahead. More than ``fits`` in a pass need more
+    memory than there is."""
 
-    def __init__(self) -> None:
+    def __init__(self, fits: int) -> None:
         super().__init__(samples=480)
-        self.trained: list[int] = []
+        self.fits, self.trained = fits, list[int]()
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         return super().collate(samples, rngs) | {"index": torch.tensor([index for index, _, _ in samples])}
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if model.training and len(batch["index"]) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if model.training:
             self.trained += batch["index"].tolist()
         return super().loss(model, batch)
@@ -325,7 +334,8 @@ class Recorded(ToyTask):
 def test_a_run_follows_a_machine_that_is_slowed_in_the_middle(
     tmp_path: Path, serve: Serve, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The members are real; only what a sample takes is scripted, as a busy machine tells nothing of it."""
+    """The members are real; only what a sample takes is scripted, as a busy machine tells nothing of it. One of them
+    has memory for 2 samples, and gets a share of 5."""
     notes = ShareBalance.note_step
 
     class Timed(ShareBalance):
@@ -345,7 +355,7 @@ def test_a_run_follows_a_machine_that_is_slowed_in_the_middle(
 
     monkeypatch.setattr(group, "trainer_class", lambda plan: TimedTrainer)
     plan = toy_plan(3, training={"max_steps": 0, "epochs": 1}, run={"balance": "on"}, strategy=strategy)
-    tasks = {rank: Recorded() for rank in range(3)}
+    tasks = {rank: Recorded(fits) for rank, fits in enumerate((4, 2, 4))}
     members = run_group(plan, serve(plan), tasks.__getitem__, tmp_path)
     assert [member.error for member in members.values()] == [None] * 3
     assert sorted(index for task in tasks.values() for index in task.trained) == [*range(480)]
@@ -354,7 +364,9 @@ def test_a_run_follows_a_machine_that_is_slowed_in_the_middle(
     steps = {rank: [e for e in m.events if isinstance(e, StepEvent)] for rank, m in members.items()}
     counts = [[steps[rank][number].samples for rank in range(3)] for number in range(40)]
     assert counts == [[4, 4, 4]] * 30 + [[6, 5, 1]] * 10
-    assert [(e.message, e.step) for m in members.values() for e in m.events if isinstance(e, WarningEvent)] == [
+    told = [e for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
+    assert [e.message[:21] for e in told if " its share " not in e.message] == ["4 samples in one pass"]
+    assert [(e.message, e.step) for e in told if " its share " in e.message] == [
         (
             "worker-2 computes 4.0 times slower than at the start: its share goes from 4 to 1 of 12 samples, "
             "worker-0's from 4 to 6, worker-1's from 4 to 5",
