@@ -8,10 +8,12 @@ from distributed.planning.documents.cluster import Cluster, ClusterMachine, Meas
 from distributed.planning.layouts.layout_documents import LayoutJob
 from distributed.planning.layouts.stage_devices import StagedJob
 from profiles.files.resolve import profile_from_options
-from speech.inputs.model_size import whisper_size
+from speech.inputs.data_findings import Longest
+from speech.inputs.model_size import SampleBounds, whisper_size
 from tests.speech.test_whisper_stages import LARGE
 
 SIZE = whisper_size(LARGE)
+SPOKEN = SampleBounds("full", Longest(seconds=1.13, tokens=11))
 ONE = Cluster(machines=(ClusterMachine(name="a"),))
 
 
@@ -59,6 +61,26 @@ def test_a_stage_with_one_end_of_the_embedding_holds_copies_while_it_is_summed()
     stage = SIZE.stage(63, 64)
     assert full.need(machine, 63, 64, 1) >= 4 * (4 * stage.parameters + 2 * SIZE.tied)
     assert adapters.tied == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [
+        ({}, (1809, 1892, 1517)),
+        ({"gradient_checkpointing": True}, (1190, 1665, 1495)),
+        ({"freeze_encoder": True}, (720, 1423, 1529)),
+    ],
+)
+def test_stages_need_what_their_workers_took(options: dict[str, object], measured: tuple[int, ...]) -> None:
+    """A Whisper base in three stages, with 6 samples of 30 s in a step (``benchmarks/staged_memory.py``, in MB)."""
+    base = LARGE | {"d_model": 512, "vocab_size": 51865, "num_mel_bins": 80, "encoder_layers": 6, "decoder_layers": 6}
+    size = whisper_size(base | dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048), SPOKEN)
+    fixed = {"tuning": "full", "batch_size": 6, "gradient_accumulation": 1, "mixed_precision": "off", **options}
+    profile = profile_from_options("mine", fixed)
+    job = StagedJob(profile, size, profile, {}, size.stage, stages=3)
+    for stage, peak in enumerate(measured):
+        need = job.need(ClusterMachine(name="a"), 4 * stage, 4 * stage + 4, under_way=3 - stage)
+        assert need / 1e6 == pytest.approx(peak, rel=0.15)
 
 
 def test_the_job_is_tried_with_options_that_need_less_memory() -> None:
