@@ -244,6 +244,25 @@ def test_a_second_session_takes_over_what_an_earlier_one_had() -> None:
         assert again.completed_steps == 8
 
 
+def test_an_optimizer_of_the_scripts_whose_step_takes_nothing_and_weights_of_eight_bits() -> None:
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]  # as many write it
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+    model, single = linear(), alone()
+    scale = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+    model.register_parameter("scale", scale)
+    single.prepare(model, Plain([model.weight, model.bias]))
+    single.backward(model(torch.ones(1, 4)).sum())
+    single.step()
+    assert float(model.bias.detach()) == pytest.approx(-0.1)
+
+
 def test_the_loss_of_a_step_that_the_script_leaves_out_is_no_part_of_the_next() -> None:
     events: list[Any] = []
     model, single = linear(), Session(options(), LaunchedRun(emit=events.append), lambda run: SoloExchange())

@@ -57,7 +57,8 @@ class TrainedPart:
             raise BadInput(
                 f"{kind.name} is an optimizer itself: {type(optimizer).__name__} would change its steps", hint
             )
-        if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
             problem = f"{type(optimizer).__name__} computes the loss itself, several times in a step"
             raise BadInput(problem, "take an optimizer whose step() needs no closure, such as AdamW")
         self.modules = modules

@@ -21,6 +21,7 @@ from training.snapshots.snapshot_store import Snapshot
 from training.strategies.weights import flatten, sync_weights, weight_hash
 
 _CPU = torch.device("cpu")
+_WITH_NORM = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def frozen_weights(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -73,7 +74,7 @@ class UntrainedWeights:
 
     def _marks(self) -> dict[str, Any]:
         """Return what changes with each tensor: its version, and its norm, as ``.data`` has no version."""
-        floating = {name: tensor.detach() for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        floating = {name: tensor.detach() for name, tensor in self.tensors.items() if tensor.dtype in _WITH_NORM}
         norms = dict(zip(floating, torch._foreach_norm([*floating.values()]) if floating else (), strict=True))
         read = {name: float(norm) for name, norm in norms.items()}
         return {name: (tensor._version, read.get(name)) for name, tensor in self.tensors.items()}
