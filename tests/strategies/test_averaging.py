@@ -188,10 +188,10 @@ def test_weights_that_are_late_are_not_in_the_mean_and_a_late_difference_is_carr
     torch.testing.assert_close(found[1][0][0], alone, rtol=1e-5, atol=1e-5)
     assert [warnings for *_, warnings in found] == [
         [],
-        ["round 1: this machine's steps were late and count for nothing"],
+        ["round 1: what this machine learned came too late and is lost"],
     ]
     *_, warnings = trained(LocalSGD, 2, lambda name: {1} if name == "local_sgd/0" else (), codec="int8")[1]
-    assert warnings == ["round 1: this machine's steps were late and are carried over"]
+    assert warnings == ["round 1: what this machine learned came too late and counts in the next one"]
 
 
 @Both

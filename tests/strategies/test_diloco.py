@@ -33,7 +33,10 @@ def test_a_late_delta_counts_once() -> None:
 
     found = in_a_group(2, body, lambda name: {1} if name == "diloco/0" else ())
     assert [weight for weight, _ in found] == pytest.approx([0.5, 0.5])
-    assert [warnings for _, warnings in found] == [[], ["round 1: this machine's delta was late and is carried over"]]
+    assert [warnings for _, warnings in found] == [
+        [],
+        ["round 1: what this machine learned came too late and counts in the next one"],
+    ]
 
 
 @pytest.mark.parametrize("verify_interval", [1, 0])

@@ -176,7 +176,7 @@ def test_a_late_delta_counts_once() -> None:
 
     found = in_a_group(2, body, lambda name: {1} if name == "stream/1/0" else ())
     assert [weights[:2] for weights in found] == [pytest.approx((0.5, 0.5))] * 2
-    late = "fragment 2 of 2, round 1: this machine's delta was late and is carried over"
+    late = "fragment 2 of 2, round 1: what this machine learned came too late and counts in the next one"
     assert [warnings for *_, warnings in found] == [[], [late]]
 
 

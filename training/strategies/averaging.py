@@ -201,8 +201,8 @@ class Averaging(RoundStrategy):
         )
         self._non_finite_counter.count(non_finite and f"round {self._round}: the weight {non_finite}")
         if result.is_finite and not result.included:
-            outcome = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
-            self.context.warn(f"round {self._round}: this machine's steps {outcome}")
+            outcome = "is lost" if self._last_mean is None else "counts in the next one"
+            self.context.warn(f"round {self._round}: what this machine learned came too late and {outcome}")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.newcomer_tensors() | self._feedback.tensors()

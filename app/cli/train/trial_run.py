@@ -22,7 +22,7 @@ from app.cli.train.request import TrainRequest
 from app.cli.train.start import plan_of
 from app.console import say, visible
 from app.follow import Follower
-from app.plan_table import details_text, doubt_lines, way_text
+from app.plan_table import details_text, way_text
 from app.progress import progress_for
 from app.report import title_of
 from app.run_view.run_state import RunState
@@ -156,7 +156,7 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
     """
     _write(plan, planning, request)
     time = promised_time(planning)
-    times = (*(time.sentences if time else [_NOT_MEASURED]), *doubt_lines(planning, plan.profile.name))
+    times = time.sentences if time else [_NOT_MEASURED]  # what makes them doubtful was told with the choice
     description = [*_parts(plan), way_text(plan), *map(visible, times)]
     if request.details:
         description.append(details_text(plan, planning))

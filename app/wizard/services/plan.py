@@ -364,7 +364,8 @@ def _files_there(request: PlanRequest) -> Mapping[str, frozenset[str]]:
 
 def _changes(request: PlanRequest, saved: Saving, copying: Copying) -> Iterator[MachineChange]:
     """Yield the changes on each machine."""
-    for path in saved.files:
+    unchanged = (saved.hosts_file,) if saved.kept else ()
+    for path in (path for path in saved.files if path not in unchanged):
         yield MachineChange(f"file:{path.name}", "this computer", shown_path(path), "~" if path.exists() else "+")
     run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
     yield MachineChange("run", "this computer", run)

@@ -314,7 +314,7 @@ class OuterFragment:
     def _warn_of(self, result: RoundResult) -> None:
         self._non_finite_counter.count(result.non_finite and f"{self._round_label}: the weight {result.non_finite}")
         if result.is_late and not result.non_finite:
-            self._warn(f"{self._round_label}: this machine's delta was late and is carried over")
+            self._warn(f"{self._round_label}: what this machine learned came too late and counts in the next one")
 
     # ---------------------------------------------------------------------------------------------------- snapshots
 
