@@ -35,6 +35,7 @@ from training.records.events import (
     SnapshotEvent,
     StepEvent,
 )
+from training.records.plan import status_word
 
 PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0
@@ -130,13 +131,13 @@ class ProgressPanel:
         stage, left = end_stage(state), time_left_text(state, self.now)
         is_told = not stage or (stage.startswith(LAST_EVALUATION) and not left.startswith("0:00"))
         running = ", ".join(filter(None, (stage, left if is_told else "")))
-        status = running if state.status == "running" else state.status
+        status = running if state.status == "running" else status_word(state.status)
         if self._resumes and (begun := state.attempts[-1].begun) is not None:
             status = f"starting for {duration_text(max(0.0, self.now - begun))}"
         line = Table.grid(padding=(0, 2))
         elapsed = duration_text(state.seconds(self.now)) if state.started else "-"
         if state.total_steps is None:
-            line.add_row(Text(visible(state.status)), Text(elapsed))
+            line.add_row(Text(visible(status)), Text(elapsed))
             return line
         line.add_row(
             Text(f"step {state.steps_text}", style="bold"),

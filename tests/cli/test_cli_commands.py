@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from typer.core import TyperGroup
 
 from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
 from app.cli.main import main, run_app
+from app.cli.runs import listing
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.errors import ExitCode
 from profiles.options import options
 from training.records.run_folder import RunFolder
-from training.records.runs import find_run
+from training.records.runs import find_run, summarise
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cli_typer.py"
@@ -114,6 +116,17 @@ def test_the_list_of_runs_has_a_line_a_run(
     head, run = capsys.readouterr().out.splitlines()
     assert run.startswith(f"{run_id}  ") and ("workers" in head) == named
     assert run.rstrip().endswith("WER test 3.0 %, WER validation 9.0 %" if named else "WER test 3.0 %")
+
+
+def test_a_narrow_list_has_the_end_of_each_folder(
+    run_id: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = summarise(find_run(Path("output"), run_id))
+    far = replace(run, path=Path("/home/me/toy/output") / run_id)
+    monkeypatch.setattr(listing, "list_all_runs", lambda output: [run, far])
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["runs", "list"])
+    assert "  toy/output  " in capsys.readouterr().out
 
 
 def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:

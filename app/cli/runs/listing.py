@@ -195,7 +195,10 @@ def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) ->
     for name in (names := [name for name in _COLUMNS if name not in hidden]):
         table.add_column(name, no_wrap=name not in _CUT, justify=_COLUMNS[name])
     for run in runs:
-        cells = _cells(run, 1 if narrow else None) | ({"size": bytes_text(size_of(run.path))} if with_size else {})
+        cells = _cells(run, 1 if narrow else None)
+        if narrow:
+            cells["in"] = os.path.join(*Path(cells["in"]).parts[-2:])
+        cells |= {"size": bytes_text(size_of(run.path))} if with_size else {}
         table.add_row(*[Text(visible(cells[name]), no_wrap=True, overflow=cut) for name in names])
     return table
 
