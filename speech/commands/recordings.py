@@ -85,6 +85,7 @@ def prepare(
     from speech.recordings.preparing import PreparationJob
     from speech.recordings.recording import Columns, ReadRequest
 
+    _refuse_folder_of_runs(output, check_language)
     job = PreparationJob(
         ReadRequest(source, Columns(audio_column, text_column, speaker_column), tuple(audio_root)),
         out.expanduser(),
@@ -98,6 +99,12 @@ def prepare(
         FetchLimits(int(max_file * 1e6), int(max_total * 1e9), allow_private=allow_private, ca_file=ca_file),
     )
     return _carry_out(job, check_language, output, device, as_json)
+
+
+def _refuse_folder_of_runs(output: Path, model: str) -> None:
+    """Refuse a folder of runs where no model is looked for: the folder of the new data set was meant."""
+    if output != OUTPUT and not model:
+        raise BadInput(f"--output {output}: that is a folder of runs", f"write the data set there with --out {output}")
 
 
 def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_json: bool) -> ExitCode:
@@ -166,6 +173,7 @@ def segment(
         from speech.recordings.segments.dataset import find_sources, segment_all
         from training.records.runs import find_model
 
+    _refuse_folder_of_runs(output, model)
     language = language_code(language) if language else ""
     out = out.expanduser()
     sources = find_sources(recording.expanduser(), transcript)

@@ -56,6 +56,7 @@ def test_json_is_one_document(capsys: Capture) -> None:
     ("arguments", "message"),
     [
         (["nothing.csv"], "source nothing.csv: not there"),
+        ([".", "--output", "ready"], "with --out ready"),
         (["."], "nothing there has a known form"),
         ([".", "--kind", "tape"], "unknown kind of source: 'tape'"),
         (["bigquery:nothing"], "not the name of a table"),
