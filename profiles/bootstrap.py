@@ -101,6 +101,12 @@ def restore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def command_words(arguments: List[str]) -> List[str]:
+    """Return the words of a command line that are no options, and no values of those before a command."""
+    pairs = zip(["", *arguments], arguments)
+    return [word for before, word in pairs if not word.startswith("-") and before not in _WITH_VALUE]
+
+
 def opens_screen(arguments: List[str]) -> bool:
     """Whether a command line opens a screen, if its options are right and the terminal can show one.
 
@@ -108,10 +114,7 @@ def opens_screen(arguments: List[str]) -> bool:
         arguments: of ``muster``; those of a script begin with the command that the script is.
     """
     options = [word.partition("=")[0] for word in arguments if word.startswith("-")]
-    words: List[str] = []
-    for before, word in zip(["", *arguments], arguments):
-        if not word.startswith("-") and before not in _WITH_VALUE:
-            words.append(word)
+    words = command_words(arguments)
     command = words[1] if words[:1] == ["runs"] and len(words) > 1 else "".join(words[:1])
     is_training = command in ("train", "distributed-train") and "--dashboard" in options
     return (command in _SCREENS or is_training) and not _SCREENLESS.intersection(options)

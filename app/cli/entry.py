@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from app.cli.command_entry import WIZARD_OPTIONS
+from profiles.bootstrap import command_words
 
 INSTALLED = "muster"
 """Name of the installed program."""
@@ -13,11 +14,12 @@ INSTALLED = "muster"
 
 def called_set_up(arguments: Sequence[str], name: str) -> Callable[[], int] | None:
     """Return the function that opens the guided set-up and returns the exit code; ``None`` if a command is called."""
-    words = [word for word in arguments if not word.startswith("-")]
-    is_wizard = not arguments or arguments[0].partition("=")[0] in WIZARD_OPTIONS
+    words = command_words([*arguments])
+    is_named = words[:1] in (["wizard"], ["tour"])
+    is_wizard = not is_named and (not arguments or arguments[0].partition("=")[0] in WIZARD_OPTIONS)
     if f"_{name.upper()}_COMPLETE" in os.environ:  # a shell asks what the words may go on with
         return None
-    if words[:1] not in (["wizard"], ["tour"]) and not (name == INSTALLED and is_wizard):
+    if not is_named and not (name == INSTALLED and is_wizard):
         return None
 
     def open_set_up() -> int:
@@ -25,6 +27,8 @@ def called_set_up(arguments: Sequence[str], name: str) -> Callable[[], int] | No
 
         if is_wizard:
             return wizard(arguments, name)
-        return wizard(arguments[1:], f"{name} {words[0]}", tour=words[:1] == ["tour"])
+        rest = [*arguments]
+        rest.remove(words[0])
+        return wizard(rest, f"{name} {words[0]}", tour=words[:1] == ["tour"])
 
     return open_set_up

@@ -246,7 +246,7 @@ def test_a_command_that_is_killed_before_its_screen_leaves_the_terminal_as_it_wa
 @pytest.mark.parametrize(
     ("line", "opens"),
     [
-        ("", True), ("tour --demo 2", True), ("wizard --plain", False), ("--hosts a,b --ascii", True),
+        ("", True), ("--ascii tour --demo 2", True), ("wizard --plain", False), ("--hosts a,b --ascii", True),
         ("runs attach", True), ("runs --output here replay 23", True), ("attach 23 --json", False),
         ("runs --output attach list", False), ("demo-run --speed 9", True), ("demo-run --at-once", False),
         ("train demo --dashboard", True), ("train demo", False), ("runs attach --help", False), ("--version", False),
