@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.content import Content
 
@@ -22,12 +22,14 @@ from app.wizard.state import actions
 from app.wizard.state.dependencies import is_unsaved
 from app.wizard.state.launch_records import LaunchRow
 from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, MachineRow, PlanPreview
-from app.wizard.state.state import Action, Step, WizardState
+from app.wizard.state.state import Action, StatePart, Step, WizardState
+from distributed.ssh.errors import PROVISION
 from profiles.quantities import bytes_text
 from training.records.plan import status_word
 from training.records.run_files import is_live
 from training.records.runs import summarise
 
+_INSTALL = "c goes to the checks, where f installs what is missing, into Muster's own folder there"
 _PROGRESS = 4
 STATE_CELLS = max(len(status.value) for status in ItemStatus) + 2
 """Fixed width of a state, so that columns do not move when a state changes."""
@@ -64,6 +66,7 @@ class PlanScreen(StepScreen):
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
         SKIP,
         Key("o", "without", "Without", "Go on without the machines that are not online."),
+        Key("c", "checks", "Checks", "Back to the checks, which install what is missing."),
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
@@ -78,9 +81,8 @@ class PlanScreen(StepScreen):
         return facts(state.plan.value, width, is_unsaved(state))
 
     def head(self, state: WizardState) -> Content:
-        failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
-        if failed:
-            return failure(failed[0])
+        if failed := _failed(state):
+            return failure(replace(failed, fix=_INSTALL) if _lacks_packages(state) else failed)
         plan = state.plan.value
         left_out = [literal(plan.left_out, "$text-warning")] if plan.left_out else []
         return Content("\n").join([literal(plan.way, "$text-success"), *left_out, *self.map_lines(state)])
@@ -100,7 +102,8 @@ class PlanScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if _has_failed(state):
-            return muted(f"{_without_text(state)}r tries again, b goes to the job, esc goes back.")
+            checks = "c goes to the checks, " if _lacks_packages(state) else ""
+            return muted(f"{checks}{_without_text(state)}r tries again, b goes to the job, esc goes back.")
         if state.started:
             run = summarise(Path(state.launch.value.run)).run_id
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
@@ -111,13 +114,13 @@ class PlanScreen(StepScreen):
         return muted("Enter starts. Nothing is trained or saved before that.")
 
     def offered_keys(self) -> tuple[Key, ...]:
-        start, command, save, name, measure, job, another, skip, without = self.KEYS
+        start, command, save, name, measure, job, another, skip, without, checks = self.KEYS
         common = (command, save, name, *((measure,) if len(self.state.members) == 1 else ()), job)
         if self.state.started:
             return (_SHOW, another, *common)
         go_without = (without,) if _absent(self.state) else ()
         if _has_failed(self.state):
-            return (_RETRY, *go_without, *common)
+            return (_RETRY, *([checks] if _lacks_packages(self.state) else []), *go_without, *common)
         if self.state.plan.status in UNSETTLED:
             is_measuring = self.state.strategy.status is ItemStatus.WORKING and len(self.state.members) > 1
             skips = (skip,) if is_measuring and not go_without else ()
@@ -159,6 +162,9 @@ class PlanScreen(StepScreen):
         for row in _absent(self.state):
             self.do(actions.skip(row.key))
 
+    def action_checks(self) -> None:
+        self.do(actions.go_to(Step.CHECKS))
+
     def action_job(self) -> None:
         self.do(actions.go_to(Step.JOB))
 
@@ -183,8 +189,17 @@ class PlanScreen(StepScreen):
         return self.state.plan.value.command or command_line("distributed-train", self.state.answers.profile)
 
 
+def _failed(state: WizardState) -> StatePart[Any] | None:
+    return next((part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED), None)
+
+
 def _has_failed(state: WizardState) -> bool:
-    return ItemStatus.FAILED in (state.plan.status, state.strategy.status)
+    return _failed(state) is not None
+
+
+def _lacks_packages(state: WizardState) -> bool:
+    failed = _failed(state)
+    return failed is not None and failed.fix == PROVISION
 
 
 def _absent(state: WizardState) -> list[MachineRow]:

@@ -22,9 +22,9 @@ from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
-from distributed.ssh.errors import SshError
+from distributed.ssh.errors import PROVISION, SshError
 from profiles.errors import ExitCode, MusterError
-from profiles.installation import program, training_python
+from profiles.installation import training_python
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
@@ -34,7 +34,6 @@ OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
 """Tolerated clock offset in seconds: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
-PROVISION = program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
 FREE_FILES = 5_000
 """Required free inodes: code and tokenizer are a thousand files, data may be more."""
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import MachinesNotReady
+from profiles.installation import program
 
 REMOTE_LOGIN = (
     "on a Mac turn on System Settings > General > Sharing > Remote Login; "
@@ -14,6 +15,8 @@ REMOTE_LOGIN = (
 )
 
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
+PROVISION = program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
+"""Hint where a machine lacks packages that Muster installs."""
 WENT_SILENT = f"is it asleep, off, or its cable out? If not, {CONNECTION_LIMIT}"
 """Hint where a machine that answered a moment ago does not."""
 
