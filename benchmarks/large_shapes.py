@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/large_shapes.py [whisper-large-v3] [llama-3b] [--layers 2] [--window full] [--mbit 1000]
 
 Random weights of a published width, vocabulary and number of heads, with as many layers as this machine has memory for:
-all three hosts share it. Whisper trains all weights, the Llama adapters on a frozen base; fp32, AdamW, one sample in a
-micro-batch. The plan measures the hosts' blocks and links, and cuts the model. *Predicted* is what the plan says that
-each host needs; *measured* the largest memory of its worker: what is its own (``RssAnon``), and the program files that
-it maps, without the model's. Prints a Markdown table. Needs root; a Whisper of
-``--layers 2`` takes about 8 GB of memory and ten minutes on two busy cores. Lists of one block are not cut.
+all three hosts share it. Whisper trains all weights, the Llama adapters on a frozen base; fp32, AdamW. The plan
+measures the hosts' blocks and links, and cuts the model. *Predicted* is what the plan says that each host needs;
+*measured* the largest memory of its worker: what is its own (``RssAnon``), and the program files that it maps, without
+the model's. Prints a Markdown table. Needs root; a Whisper of ``--layers 2`` takes about 8 GB of memory and ten minutes
+on two busy cores. Lists of one block are not cut.
 """
 
 from __future__ import annotations
