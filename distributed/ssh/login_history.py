@@ -51,6 +51,7 @@ def note_login(target: SshTarget, host: ResolvedHost, address: str, fingerprint:
     """
     if not address or host.proxy_command or target.config_file or (target.host in HERE and host.port == 22):
         return
-    name = target.name if not is_literal_address(target.name) else host_name or target.name
+    is_address = is_literal_address(target.host) and target.host in target.name  # as it was typed, with user and port
+    name = (host_name or target.host) if is_address else target.name
     user = "" if host.user_is_guess else host.user
     save_login(PastLogin(name, target.host, address, host.port, user, fingerprint))

@@ -554,7 +554,7 @@ def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_who_let_us_in_is_looked_up_by_name_and_else_where_it_was(logins: Path) -> None:
     logged_in("attic", "attic.invalid", "192.168.1.9")
-    logged_in("192.168.1.10", "192.168.1.10", "192.168.1.10", host_name="porch")
+    logged_in("ada@192.168.1.10", "192.168.1.10", "192.168.1.10", host_name="porch")
     found = candidates(Sources(ssh_config=Path("/dev/null"), known_hosts=(), peers=False), KnownKeys())
     assert {(one.target.name, one.target.user) for one in found} == {("attic", "ada"), ("porch", "ada")}
     seen = [look_up(one, OURS) for one in found]
