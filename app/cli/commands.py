@@ -123,6 +123,17 @@ COMMANDS: dict[str, CommandEntry] = {
         "Check whether machines accept the login, or why not; a password, given once, installs a key.",
         "machines",
     ),
+    "share": CommandEntry(
+        ".machines.joining",
+        "Show a code with which a machine joins that has no SSH server, or accepts no connections.",
+        "machines",
+    ),
+    "join": CommandEntry(
+        ".machines.joining", "Join the computer that shares a code: it can then train on this one.", "machines"
+    ),
+    "leave": CommandEntry(
+        ".machines.joining", "Leave what this computer has joined; or remove a machine that has joined it.", "machines"
+    ),
     "distributed-check": CommandEntry(
         ".machines.check",
         f"Check whether all machines are ready to train, and fix what is safe to fix.{_also('distributed-check')}",

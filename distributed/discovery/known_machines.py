@@ -16,8 +16,9 @@ from pathlib import Path
 
 from distributed.discovery.machine_identity import FoundMachine, host_label
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
-from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
+from distributed.discovery.sightings import LONGEST_DETAIL, LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
 from distributed.hosts.file import load_hosts, split_address, typed_machine
+from distributed.hosts.joined import door_status, joined_machines
 from distributed.hosts.past_logins import past_logins
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
@@ -51,7 +52,7 @@ class Sources:
     ssh_config: Path = USER_CONFIG
     known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
     past_logins: bool = True
-    """Whether to list the machines that have let Muster in before."""
+    """Whether to list the machines that have let Muster in before, or have joined."""
     peers: bool = True
     """Whether to query Tailscale and WireGuard for their peers."""
 
@@ -104,6 +105,8 @@ def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
     config_file = "" if config == USER_CONFIG else str(config)
     configured = (SshTarget(name, name, config_file=config_file) for name in config_names(config.expanduser()))
     listed += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in configured]
+    joined = joined_machines() if sources.past_logins else ()
+    listed += [MachineCandidate(SightingOrigin.JOINED, SshTarget(m.address, m.address)) for m in joined]
     for login in past_logins() if sources.past_logins else ():
         target = SshTarget(login.name, login.host, login.port, login.user, config_file=config_file)
         listed.append(MachineCandidate(SightingOrigin.PAST_LOGIN, target, address=login.address))
@@ -175,6 +178,8 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
         return Sighting(key, target.name, problem=bad)
     if host.user == _CODE_HOST_USER and candidate.origin is SightingOrigin.SSH_CONFIG:
         return None
+    if host.joined:
+        return _joined_sighting(key, target, host.joined)
     if host.jumps or host.proxy_command:
         through = host.jumps[-1].host if host.jumps else "its ProxyCommand"
         return Sighting(key, target.name, host.hostname, through=through)
@@ -184,6 +189,17 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
     problem = None if endpoints else Problem("name_unknown", *explain_name(host))
     expected = host.known_hosts().expected(*host.known_names)
     return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem, expected=expected)
+
+
+def _joined_sighting(key: SightingKey, target: SshTarget, name: str) -> Sighting:
+    """Return a machine that has joined, with what it said of itself, and whether it is connected."""
+    machine = next((machine for machine in joined_machines() if machine.name == name), None)
+    said = (machine.system, machine.devices, str(machine.memory)) if machine is not None else ()
+    details = tuple((label, text[:LONGEST_DETAIL]) for label, text in zip(("model", "devices", "memory"), said))
+    is_connected = name in door_status()
+    hint = "is it on? Start there: muster machines join"
+    problem = None if is_connected else Problem("not_connected", "it has joined, but is not connected", hint)
+    return Sighting(key, target.name, target.host, details=details, problem=problem, is_connected=is_connected)
 
 
 def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sighting:

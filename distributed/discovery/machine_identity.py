@@ -273,6 +273,9 @@ def _name(sightings: list[Sighting], known_as: list[str]) -> str:
 
 
 def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Reachability:
+    connected = [sighting.is_connected for sighting in sightings if sighting.is_connected is not None]
+    if connected:
+        return Reachability.ONLINE if any(connected) else Reachability.OFFLINE
     seen = {path.status for path in paths}
     for status in (Reachability.ONLINE, Reachability.CHECKING):
         if status in seen:

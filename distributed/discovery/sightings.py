@@ -32,6 +32,7 @@ class SightingOrigin(str, Enum):
     HOSTS_FILE = "hosts file"
     PROFILE = "profile"
     SSH_CONFIG = "ssh config"
+    JOINED = "joined"
     BONJOUR = "Bonjour"
     PAST_LOGIN = "used before"
     TAILSCALE = "Tailscale"
@@ -97,6 +98,8 @@ class Sighting:
     """The machine through which it is reached; empty: directly."""
     expected: Expected = Expected()
     """The host keys known under its name."""
+    is_connected: bool | None = None
+    """Whether it holds a connection to this computer; ``None``: it is a machine that is dialled."""
 
 
 @dataclass(frozen=True)

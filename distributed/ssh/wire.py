@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distributed.hosts.file import nearest_machine
+from distributed.hosts.joined import NotConnected, call_joined
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import (
     REMOTE_LOGIN,
@@ -167,6 +168,8 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
     Raises:
         SshError: NameUnknown, NoRoute, ConnectTimeout or PortClosed.
     """
+    if host.joined:
+        return SshStream(_called(host, deadline))
     if host.proxy_command:
         ours, theirs = socket.socketpair()  # as ssh does
         with theirs:
@@ -183,6 +186,20 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
     raise worst or NameUnknown(host.machine, *explain_name(host))
+
+
+def _called(host: ResolvedHost, deadline: Deadline) -> socket.socket:
+    """Return the connection that a machine which has joined opens to us.
+
+    Raises:
+        NoRoute: it is away.
+    """
+    try:
+        stream = call_joined(host.joined, deadline.remaining)
+    except NotConnected as error:
+        raise NoRoute(host.machine, error.problem, error.hint) from None
+    _set_options(stream)
+    return stream
 
 
 def _passed_stream(
@@ -212,15 +229,19 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float, source:
         stream.settimeout(seconds)
         send_small_segments(stream)  # where large packets are lost, the key exchange would hang
         stream.connect(address)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sys.platform == "linux":
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
-        elif sys.platform == "darwin":
-            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, int(_UNACKNOWLEDGED))
+        _set_options(stream)
     except BaseException:
         stream.close()
         raise
     return stream
+
+
+def _set_options(stream: socket.socket) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
+    elif sys.platform == "darwin":
+        stream.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, int(_UNACKNOWLEDGED))
 
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.hosts.file import Machine
-from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, parse_jumps, resolve, split_paths
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, parse_jumps, resolve
+from distributed.ssh.keys.host_keys import split_paths
 from profiles.errors import BadInput
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import hmac
 import os
+import pwd
 import re
 import subprocess
 import tempfile
@@ -238,6 +239,32 @@ def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
         size = os.fstat(stream.fileno()).st_size
         torn = size > 0 and os.pread(stream.fileno(), 1, size - 1) != b"\n"
         stream.write(("\n" if torn else "").encode() + line.encode())
+
+
+def in_home(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Put the usual files of ``$HOME`` before those of the account's home folder, which ssh uses whatever ``HOME`` is.
+
+    New keys are written to the first file: all that Muster writes lies in one home folder.
+    """
+    listed = list(files)
+    try:
+        account = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
+    except KeyError:  # a user without an entry, as in some containers: ssh does not start for it either
+        return tuple(listed)
+    usual = [file.name for file in listed if file.parent == account and file.name in ("known_hosts", "known_hosts2")]
+    return tuple(dict.fromkeys([*(Path.home() / ".ssh" / name for name in usual), *listed]))
+
+
+def split_paths(text: str) -> list[str]:
+    """Split the files that ``ssh -G`` prints in one line: names with spaces are not quoted, but each begins with ``/``,
+    ``~``, ``%`` or ``$``."""
+    paths: list[str] = []
+    for word in text.split(" "):
+        if paths and not word.startswith(("/", "~", "%", "$")):
+            paths[-1] += f" {word}"
+        elif word:
+            paths.append(word)
+    return paths
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,0 +1,384 @@
+"""The side that joins: pairs with a code, then holds a line to the pool's door and answers its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psutil
+
+from distributed.hosts.file import split_address
+from distributed.hosts.joined import DEFAULT_PORT, identity_of, parse_line
+from distributed.joining.codes import Code
+from distributed.joining.door import BEAT, SILENCE
+from distributed.joining.frames import frame, json_line
+from distributed.joining.introductions import address_text
+from distributed.joining.keys import JoiningKey, door_message, is_signed, leave_message, line_message
+from distributed.joining.pairing import LONGEST_FRAME, MESSAGE_BYTES, BadPeer, Introduction, Pairing
+from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, joined_pools, save_pool
+from distributed.joining.sharing import DECISION
+from distributed.joining.ssh_server import MARK, Ports, SshServer
+from profiles.errors import BadInput, MachinesNotReady
+
+CONNECT_SECONDS = 10.0
+MOST_SESSIONS = 32
+"""Connections that one pool may have at a time."""
+_LONGEST_PAUSE = 15.0
+"""Seconds between two attempts to reach a door; below the time that a call waits for a machine."""
+_LONGEST_LINE = 4096
+_UNACKNOWLEDGED = 20.0
+"""Seconds of unacknowledged data after which a connection is closed, as for connections that we dial over SSH."""
+_GRACE = 10.0
+"""Seconds that programs have to end by themselves when this computer leaves."""
+_LOOK = 0.5
+Tell = Callable[[str], None]
+
+
+def split_door(text: str) -> tuple[str, int]:
+    """Return host and port of ``host[:port]``."""
+    address = split_address(text)
+    return str(address["name"]), int(address["port"] or DEFAULT_PORT)
+
+
+def dial_door(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """Return a connection to a door.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    stream = socket.create_connection(split_door(address), timeout=seconds)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
+    return stream
+
+
+def pair(code: Code, address: str, introduction: Introduction, decide: Callable[[Introduction], bool]) -> JoinedPool:
+    """Join the computer that shares a code, and remember it once both people have agreed.
+
+    Args:
+        address: ``host[:port]`` of its door.
+        introduction: what it is told of this one.
+        decide: asks the person here.
+
+    Raises:
+        BadInput: the code is wrong, or closed.
+        MachinesNotReady: no door is there, or somebody has not agreed.
+    """
+    host, port = split_door(address)
+    door = address_text(host, port)
+    try:
+        with dial_door(address) as stream:
+            pairing = Pairing(code, is_helper=True)
+            stream.sendall(f"muster 1 pair {code.slot}\n".encode() + pairing.message)
+            pairing.finish(_exactly(stream, MESSAGE_BYTES))
+            stream.sendall(frame(pairing.seal(introduction.model_dump())))
+            pool = pairing.open_introduction(_frame(stream))
+            is_willing = decide(pool)
+            stream.sendall(frame(pairing.seal({"yes": is_willing})))
+            if not is_willing:
+                raise MachinesNotReady("not joined: you did not agree", "")
+            stream.settimeout(DECISION)
+            answer = pairing.open(_frame(stream))
+    except _Refused:
+        hint = "read it once more; a code is good once, for ten minutes, and share makes another one there"
+        raise BadInput("this is not an open code of that computer", hint, machine=door) from None
+    except (BadPeer, EOFError):
+        hint = "does the address lead to the computer that shares the code?"
+        raise MachinesNotReady("the connection ended before this computer had joined", hint, machine=door) from None
+    except OSError as error:
+        raise _unreachable(door, error) from None
+    if answer.get("admitted") is not True:
+        raise MachinesNotReady(f"{pool.name} has not admitted this computer", "ask the person there", machine=door)
+    addresses = tuple(dict.fromkeys((door, *pool.addresses)))
+    joined = JoinedPool(pool.name, pool.key, addresses, str(answer.get("as", ""))[:64])
+    save_pool(joined)
+    return joined
+
+
+def _unreachable(door: str, error: OSError) -> MachinesNotReady:
+    reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    hint = "is that its address, and does its firewall let this port in? The computer that shares shows the address"
+    return MachinesNotReady(f"cannot reach a door there: {reason}", hint, machine=door)
+
+
+class _Refused(Exception):
+    """The door does not take the code."""
+
+
+def _exactly(stream: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = stream.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+def _frame(stream: socket.socket) -> bytes:
+    length = int.from_bytes(_exactly(stream, 2), "big")
+    if length == 0:
+        raise _Refused
+    if length > LONGEST_FRAME:
+        raise BadPeer
+    return _exactly(stream, length)
+
+
+# ------------------------------------------------------------------------------------------------------------- the line
+
+
+class Dismissed(Exception):
+    """The pool does not know this computer any more; its door has proved who it is."""
+
+
+class DoorLine:
+    """A line to a pool's door whose both ends have proved who they are.
+
+    Args:
+        address: ``host:port`` of the door.
+
+    Raises:
+        OSError, EOFError: it cannot be reached, or has ended.
+        BadPeer: another computer answers there.
+        Dismissed: the pool has removed this computer.
+    """
+
+    def __init__(self, pool: JoinedPool, identity: JoiningKey, address: str) -> None:
+        self._pool, self._identity = pool, identity
+        self._id, self._buffer = identity_of(identity.public), b""
+        challenge = secrets.token_hex(32)
+        self._stream = dial_door(address)
+        try:
+            self._stream.sendall(f"muster 1 line {self._id} {challenge}\n".encode())
+            answer = self._read()
+            status, self._question = str(answer.get("status")), str(answer.get("challenge"))
+            if not is_signed(pool.key, door_message(self._id, challenge, status), answer.get("proof")):
+                raise BadPeer
+            if status != "welcome":
+                raise Dismissed
+            message = line_message(pool.key, self._id, self._question)
+            self._stream.sendall(json_line({"proof": identity.sign(message)}))
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _read(self) -> dict[str, Any]:
+        """Return the next document.
+
+        Raises:
+            TimeoutError: none arrived in time; OSError, EOFError: the line is lost.
+        """
+        while b"\n" not in self._buffer:
+            piece = self._stream.recv(_LONGEST_LINE)
+            self._buffer += piece
+            if not piece or len(self._buffer) > _LONGEST_LINE:
+                raise EOFError
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return parse_line(line)
+
+    def calls(self) -> Any:
+        """Yield the tokens of calls, and give signs of life, until the line is lost."""
+        heard = time.monotonic()
+        self._stream.settimeout(BEAT)
+        with contextlib.suppress(OSError, EOFError):
+            while time.monotonic() - heard < SILENCE:
+                try:
+                    document, heard = self._read(), time.monotonic()
+                except TimeoutError:
+                    self._stream.sendall(json_line({"beat": 1}))
+                    continue
+                if isinstance(token := document.get("open"), str):
+                    yield token
+
+    def leave(self) -> None:
+        """Tell the pool that this computer leaves for good."""
+        message = leave_message(self._pool.key, self._id, self._question)
+        with contextlib.suppress(OSError):
+            self._stream.sendall(json_line({"leaving": self._identity.sign(message)}))
+
+    def close(self) -> None:
+        """End the line; wakes the thread that reads. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+
+class PoolConnection:
+    """Keeps a line to one pool, redialled when it is lost, and serves the pool's sessions, each in a thread.
+
+    Args:
+        tell: called with a line for people on each change.
+    """
+
+    def __init__(self, pool: JoinedPool, identity: JoiningKey, tell: Tell) -> None:
+        self.pool = pool
+        self._identity, self._tell = identity, tell
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._line: DoorLine | None = None
+        self._servers: set[SshServer] = set()
+        self._ports = Ports()
+        self._thread = threading.Thread(target=self._run, name=f"pool-{pool.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause, problem = 1.0, ""
+        while not self._closed.is_set():
+            try:
+                address, line = self._dial()
+            except Dismissed:
+                self._tell(f"{self.pool.name} has removed this computer; nothing of it runs here any more")
+                return forget_pool(self.pool)
+            except (OSError, EOFError, BadPeer) as error:
+                reason = _reason(error)
+                if reason != problem:
+                    self._tell(f"{self.pool.name} cannot be reached ({reason}); dialling again")
+                problem = reason
+                self._closed.wait(pause * (0.75 + secrets.randbelow(50) / 100))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause, problem = 1.0, ""
+            self._tell(f"connected to {self.pool.name}")
+            self._serve(address, line)
+
+    def _dial(self) -> tuple[str, DoorLine]:
+        """Return the first address that leads to the pool, and the line."""
+        worst: Exception = EOFError()
+        for address in self.pool.addresses:
+            try:
+                line = DoorLine(self.pool, self._identity, address)
+            except (OSError, EOFError, BadPeer) as error:
+                worst = error
+                continue
+            if address != self.pool.addresses[0]:
+                others = (other for other in self.pool.addresses if other != address)
+                self.pool = replace(self.pool, addresses=(address, *others))
+            return address, line
+        raise worst
+
+    def _serve(self, address: str, line: DoorLine) -> None:
+        with self._lock:
+            self._line = line
+        if not self._closed.is_set():
+            for token in line.calls():
+                threading.Thread(target=self._answer, args=(address, token), name="pool-session", daemon=True).start()
+        with self._lock:
+            self._line = None
+        line.close()
+        if not self._closed.is_set():
+            self._tell(f"the connection to {self.pool.name} was lost; dialling again")
+            self._closed.wait(secrets.randbelow(100) / 100)
+
+    def _answer(self, address: str, token: str) -> None:
+        """Open the connection that a call asks for, and be an SSH server on it."""
+        with contextlib.suppress(OSError), dial_door(address) as stream:
+            stream.sendall(f"muster 1 back {token}\n".encode())
+            stream.settimeout(None)
+            server = SshServer(stream, self._identity.path, self.pool.key, self.pool.identity, self._ports)
+            with self._lock:
+                is_welcome = len(self._servers) < MOST_SESSIONS and not self._closed.is_set()
+                if is_welcome:
+                    self._servers.add(server)
+            try:
+                if is_welcome:
+                    server.serve()
+            finally:
+                server.close()
+                with self._lock:
+                    self._servers.discard(server)
+
+    def close(self, leaves: bool = False) -> None:
+        """End the line, all sessions, and what runs here for the pool.
+
+        Args:
+            leaves: whether this computer leaves for good.
+        """
+        self._closed.set()
+        with self._lock:
+            line, servers = self._line, list(self._servers)
+        if line is not None:
+            if leaves:
+                line.leave()
+            line.close()
+        for server in servers:
+            server.close()
+        end_programs(self.pool)
+        self._thread.join(CONNECT_SECONDS)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BadPeer):
+        return "another computer answers at its address"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return getattr(error, "strerror", None) or "it closed the connection"
+
+
+def serve_pools(stopped: Callable[[float], bool], tell: Tell) -> None:
+    """Be driven by all pools that this computer has joined, also by those that it joins meanwhile, until stopped.
+
+    Args:
+        stopped: waits for so many seconds, and returns whether to stop.
+
+    Raises:
+        BadInput: this computer's key cannot be used.
+    """
+    identity, connections = helper_identity(), dict[str, PoolConnection]()
+    try:
+        while not stopped(_LOOK):
+            pools = {pool.identity: pool for pool in joined_pools()}
+            for gone in connections.keys() - pools.keys():
+                connections.pop(gone).close(leaves=True)
+            for new in pools.keys() - connections.keys():
+                connections[new] = PoolConnection(pools[new], identity, tell)
+            if not pools:
+                return tell("this computer has left all that it had joined")
+    finally:
+        for connection in connections.values():
+            connection.close()
+
+
+def leave(pool: JoinedPool) -> bool:
+    """Forget a pool, end what it runs here, and tell it so; return whether it could be told.
+
+    Where a process serves the pool, it does the rest.
+    """
+    forget_pool(pool)
+    is_told = False
+    for address in pool.addresses:
+        with contextlib.suppress(OSError, EOFError, BadPeer, Dismissed):
+            line = DoorLine(pool, helper_identity(), address)
+            line.leave()
+            line.close()
+            is_told = True
+            break
+    end_programs(pool)
+    return is_told
+
+
+def end_programs(pool: JoinedPool, grace: float = _GRACE) -> None:
+    """End all programs that a pool has started here: asked first, killed after some seconds."""
+    marked = [process for process in psutil.process_iter() if _is_marked(process, pool.identity)]
+    for process in marked:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    psutil.wait_procs(marked, grace)
+    for process in psutil.process_iter():  # those included that were started meanwhile
+        if _is_marked(process, pool.identity):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _is_marked(process: psutil.Process, identity: str) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return bool(process.pid != os.getpid() and process.environ().get(MARK) == identity)
+    return False

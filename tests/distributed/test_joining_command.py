@@ -1,0 +1,70 @@
+"""``machines share``, ``join`` and ``leave``: what is refused, in one line that says what to do."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from app.cli.main import main
+from distributed.joining.door import Door
+from tests.distributed.joining import RunningDoor, SharedCode, short_folder
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["share"], "no terminal is here"),
+        (["join"], "has joined nothing yet"),
+        (["join", "17-acid-comet-lizard"], "does not begin with its number"),
+        (["join", "192.168.1.5"], "does not begin with its number"),
+        (["join", "17-xx@192.168.1.5"], "the code has 1 words"),
+        (["leave"], "has joined nothing"),
+        (["leave", "studio"], "nothing joined is called 'studio'"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    words: list[str], problem: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["machines", *words]) == 2
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert problem in error and error.startswith("error: ") and hint.startswith("hint: ")
+
+
+def test_a_code_without_an_address_is_told_from_an_address(capsys: Capture) -> None:
+    assert main(["machines", "join", "17-aardvark-abandoned-abbreviate"]) == 3
+    assert "address of the computer to join is missing" in capsys.readouterr().err
+
+
+def test_another_port_than_that_of_the_door_is_refused(capsys: Capture) -> None:
+    door = RunningDoor()
+    try:
+        other = door.port % 60_000 + 1
+        assert main(["machines", "share", "--yes", "--port", str(other)]) == 3
+        assert f"dial TCP port {door.port} of this computer already" in capsys.readouterr().err
+    finally:
+        door.close()
+
+
+def test_the_state_of_a_door_shows_no_code() -> None:
+    door = RunningDoor()
+    try:
+        shared = SharedCode()
+        (share,) = door.state.shares.values()
+        assert isinstance(door.state, Door) and shared.code not in repr((share.issued, door.state.desk))
+        shared.process.terminate()
+        shared.process.communicate()
+    finally:
+        door.close()
