@@ -238,7 +238,7 @@ def test_installing_waits_for_the_checks(make: Make) -> None:
     state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
     assert state.notice == "" and services.asked.count("repair") == 1
     wizard.do(do.fix_all())
-    assert wizard.state.notice == "there is nothing that can be installed from here"
+    assert wizard.state.notice == "nothing is missing"
 
 
 @pytest.mark.parametrize("machines", [(HERE,), (HERE, ANNA)])

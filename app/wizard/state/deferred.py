@@ -82,7 +82,8 @@ def _repair(state: State, only: Sequence[str] = (), source: str = "") -> State:
         return _deferring(
             state, ServiceTask(TaskKind.REPAIR, source, tuple(only)), "installed as soon as it is checked"
         )
-    return state.noting(_NOTHING_TO_INSTALL)
+    ready = all(row.status in (ItemStatus.OK, ItemStatus.SKIPPED) for row in rows)
+    return state.noting("nothing is missing" if ready else _NOTHING_TO_INSTALL)
 
 
 # --------------------------------------------------------------------------------------------------------- carried out
