@@ -28,6 +28,7 @@ from distributed.ssh.keys.host_keys import fingerprint
 from distributed.ssh.keys.key_files import certificate_of, explain_key, is_default, public_blob
 from distributed.ssh.wire import stalled
 from profiles.errors import counted
+from profiles.installation import program
 
 _SHOWN = 6
 _NOTICE = 300
@@ -264,6 +265,12 @@ class Login:
             return f"unlock the key first: ssh-add {self._locked[0]}"
         if self._fix:
             return self._fix
+        if self._password_possible:
+            address = f"[{host.hostname}]" if ":" in host.hostname else host.hostname
+            port = "" if host.port == 22 else f":{host.port}"
+            access = program("machines", "access", f"{host.user}@{address}{port}")
+            doubt = f"; is {host.user} the right user there?" if host.user_is_guess else ""
+            return f"{access} installs a key with its password{doubt}"
         install = f"ssh-copy-id -p {host.port} {host.user}@{host.hostname}"
         if not self._tried:
             return f"make a key with ssh-keygen -t ed25519, then: {install}"

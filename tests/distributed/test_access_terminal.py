@@ -131,6 +131,11 @@ def test_no_password_given_is_no_attempt(tmp_path: Path, hosts: list[str]) -> No
     assert "no key was accepted" in terminal.screen
 
 
+def test_who_lets_nobody_in_without_a_password_is_opened_by_one_command(tmp_path: Path, hosts: list[str]) -> None:
+    code, out = headless(tmp_path, "machines", "check", "--trust-new", "--json", *hosts)
+    assert code == 3 and "machines access root@" in out and "installs a key with its password" in out
+
+
 def test_a_key_that_a_person_does_not_know_is_refused(tmp_path: Path, hosts: list[str]) -> None:
     terminal = Terminal(tmp_path, "access", *hosts)
     for name in ("box", "other"):

@@ -52,7 +52,7 @@ def test_ctrl_c_asks(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
             os.write(keyboard, f"{answer}\n".encode())
             _, stderr = watching.communicate(timeout=60)
             assert watching.returncode == code, stderr
-            assert "[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill?" in stderr
+            assert "[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? then Enter:" in stderr
             assert muster.metadata(run_id)["status"] == status
     finally:
         os.close(keyboard)

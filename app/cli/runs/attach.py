@@ -257,7 +257,7 @@ def _leave(path: Path, number: int) -> bool:
     """Ask what Ctrl-C should do; return whether to stop watching. Without a terminal: detach."""
     choice = "d"
     if number == signal.SIGINT and sys.stdin.isatty():
-        say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? ")
+        say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? then Enter: ")
         with contextlib.suppress(OSError, InterruptedError):
             choice = sys.stdin.readline().strip().lower()[:1]
     if (action := _ACTIONS.get(choice)) is not None:

@@ -13,6 +13,8 @@ from app.run_view.run_state import RunState
 
 _CLEARLY = 1.05
 """Ratio of a metric to its first value from which on a model got worse."""
+_SURE = 2
+"""Evaluations after the best one that have to be worse: one alone may be chance."""
 
 
 class MetricRow(NamedTuple):
@@ -77,8 +79,8 @@ def _worsened(state: RunState) -> Iterator[str]:
 
 
 def learnt_by_heart(state: RunState) -> Iterator[str]:
-    """Yield a sentence for a held-out split whose loss rises, by more than it went up and down before, while that of
-    training goes on falling."""
+    """Yield a sentence for a held-out split whose loss is higher in the last two evaluations, by more than it went up
+    and down before, while that of training goes on falling."""
     trained = of_run(state.curves, "loss").points()
     for split in [name for name in ("validation", "test") if name in state.evaluations][:1]:
         points = [point for point in of_run(state.curves, evaluation_series(split, "loss")).points() if point.step > 0]
@@ -88,7 +90,7 @@ def learnt_by_heart(state: RunState) -> Iterator[str]:
         before = [point.mean for point in points if point.step <= best.step]
         since = [point.mean for point in points if point.step > best.step]
         noise = max((later - earlier for earlier, later in pairwise(before)), default=0.0)
-        if min(since[-2:], default=0.0) <= _CLEARLY * best.mean + max(0.0, noise):
+        if len(since) < _SURE or min(since[-_SURE:]) <= _CLEARLY * best.mean + max(0.0, noise):
             continue
         then = [point.mean for point in trained if point.step <= best.step]
         if then and trained[-1].mean < then[-1] / _CLEARLY:
