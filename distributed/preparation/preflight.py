@@ -22,7 +22,7 @@ from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
-from distributed.ssh.errors import PROVISION, SshError
+from distributed.ssh.errors import SshError, install_hint
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import training_python
 from profiles.quantities import bytes_text
@@ -210,7 +210,8 @@ def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) 
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
-        return Readiness(link, problem=SshError(link.name, error.message_for(link.name), PROVISION), provisionable=True)
+        problem = SshError(link.name, error.message_for(link.name), install_hint())
+        return Readiness(link, problem=problem, provisionable=True)
     lacks_packages = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=lacks_packages and _is_plain(link))
 
@@ -225,16 +226,17 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(str(part) for part in facts.python)
         hint = "install Python 3.10 or newer there, and name it with 'python' in the hosts file"
-        hint = PROVISION if _is_plain(link) else hint
+        hint = install_hint() if _is_plain(link) else hint
         return SshError(name, f"{link.python} is Python {version}, needed is 3.10 or newer", hint)
     if facts.missing:
         if link.machine.is_local and _is_plain(link):
-            return SshError(name, "PyTorch and the other packages that train are not installed here yet", PROVISION)
+            problem = "PyTorch and the other packages that train are not installed here yet"
+            return SshError(name, problem, install_hint())
         if "torch" in facts.missing and _is_plain(link):
-            return SshError(name, "nothing is installed there yet", PROVISION)
+            return SshError(name, "nothing is installed there yet", install_hint())
         packages = " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {packages} (or name another 'python' in the hosts file)"
-        hint = PROVISION if _is_plain(link) else hint
+        hint = install_hint() if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
     if facts.unloadable:
         return SshError(name, f"{link.python} cannot load {facts.unloadable}", _load_hint(link, facts.unloadable))

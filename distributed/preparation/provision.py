@@ -38,6 +38,7 @@ _SILENCE = 900.0
 SENDING_INSTALLER = "sending the installer"
 _SEND_STEP = 0.04
 """Share of the bytes between two lines about sending packages."""
+_OFFLINE = ("distributed-check", "--fix --offline-wheels takes the packages from this machine")
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
 _LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
 PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
@@ -50,7 +51,6 @@ done
 if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
 exit 0"""
 """``ROOT NAME...``: prints the first usable Python and uv. SSH sessions on a Mac lack Homebrew's folder in PATH."""
-_OFFLINE_FIX = program("distributed-check", "--fix --offline-wheels takes the packages from this machine")
 _FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
 trap 'rm -rf "$envs/.scratch.part"' EXIT
@@ -314,7 +314,7 @@ def _build(link: MachineLink, tools: BuildTools, recipe: Recipe, hashed: str, wh
                 return str(reply["python"])
             if "problem" in reply:
                 offline = reply.get("offline") is True
-                fix = str(reply.get("fix", "")) or (_OFFLINE_FIX if offline else "")
+                fix = str(reply.get("fix", "")) or (program(*_OFFLINE) if offline else "")
                 fix += f"; all that it wrote: {log} there" if (log := reply.get("log")) else ""
                 raise (PackagesMissing if offline else SshError)(link.name, str(reply["problem"]), fix)
             share = reply.get("share")

@@ -15,10 +15,13 @@ REMOTE_LOGIN = (
 )
 
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
-PROVISION = program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
-"""Hint where a machine lacks packages that Muster installs."""
 WENT_SILENT = f"is it asleep, off, or its cable out? If not, {CONNECTION_LIMIT}"
 """Hint where a machine that answered a moment ago does not."""
+
+
+def install_hint() -> str:
+    """Return the hint where a machine lacks packages that Muster installs, with a command from the current folder."""
+    return program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
 
 
 def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:

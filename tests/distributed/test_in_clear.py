@@ -12,7 +12,7 @@ from planner_figures import job, joined, machine
 from scripted_connection import undialled as link
 
 from app.wizard.state import actions as do
-from app.wizard.state.dependencies import apply
+from app.wizard.state.dependencies import apply, inputs
 from app.wizard.state.state import Action, Step, TaskKind, WizardState
 from distributed.launcher import apply_planning
 from distributed.planning.documents.cluster import Cluster
@@ -86,7 +86,8 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
 
 def at_plan(*in_clear: str) -> WizardState:
     state: WizardState = at(Step.PLAN).state
-    return state.putting(TaskKind.PLAN, value=replace(state.plan.value, in_clear=in_clear))
+    made = replace(state.plan.value, in_clear=in_clear)
+    return state.putting(TaskKind.PLAN, value=made, inputs=inputs(state, TaskKind.PLAN))
 
 
 @pytest.mark.parametrize("action", [do.confirm, do.save_only])

@@ -208,7 +208,8 @@ def test_a_command_finds_its_modules_though_its_folder_is_no_place_to_import_fro
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "setup" in done.stderr
 
 
-HOLD = """import os, sys; sys.path.insert(0, sys.argv.pop(1)); from profiles.bootstrap import hold_keys
+HOLD = """import os, signal, sys; sys.path.insert(0, sys.argv.pop(1)); from profiles.bootstrap import hold_keys
+[signal.signal(one, signal.SIG_DFL) for one in (signal.SIGTERM, signal.SIGQUIT)]  # ignored in a background
 hold_keys(sys.argv[1:]); print("held", flush=True); print(os.read(0, 1), os.read(0, 1))"""
 
 
