@@ -31,6 +31,7 @@ _START_PATIENCE = 60.0
 _ANSWER_PATIENCE = 40.0
 """Seconds that a door takes at most to answer."""
 _LARGEST = 1 << 16
+_known_hosts_lock = threading.Lock()
 
 
 class NotConnected(Exception):
@@ -100,6 +101,20 @@ def joined_machines() -> list[JoinedMachine]:
     return [JoinedMachine(**document) for document in documents if _is_machine(document)]
 
 
+def joined_machine(identity: str) -> JoinedMachine | None:
+    """Return the machine with an identity; ``None`` where it has not joined, or was removed.
+
+    Raises:
+        OSError: a file cannot be read, so it may have joined; a machine that is sent away forgets this computer.
+    """
+    machine = next((machine for machine in joined_machines() if machine.identity == identity), None)
+    if machine is None:
+        for path in (joining_folder() / "machines").iterdir():
+            if path.suffix == ".json":
+                path.read_bytes()
+    return machine
+
+
 def joined_name(address: str) -> str:
     """Return the name of a machine that has joined from an address such as ``studio.joined``; empty for other kinds."""
     return address.casefold().removesuffix(SUFFIX) if address.casefold().endswith(SUFFIX) else ""
@@ -113,18 +128,24 @@ def save_joined(machine: JoinedMachine) -> None:
     """
     folder = private_folder(joining_folder() / "machines")
     write_atomically(folder / f"{machine.name}.json", json.dumps(asdict(machine)).encode())
-    _write_known_hosts()
+    write_known_hosts()
 
 
 def forget_joined(name: str) -> None:
     """Forget a machine. Idempotent."""
     (joining_folder() / "machines" / f"{name}.json").unlink(missing_ok=True)
-    _write_known_hosts()
+    write_known_hosts()
 
 
-def _write_known_hosts() -> None:
-    lines = [f"{machine.address} ssh-ed25519 {machine.key}\n" for machine in joined_machines()]
-    write_atomically(known_hosts_file(), "".join(lines).encode())
+def write_known_hosts() -> None:
+    """Write the host keys of the machines that have joined: also after an end between the two files of one machine.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    with _known_hosts_lock:
+        lines = [f"{machine.address} ssh-ed25519 {machine.key}\n" for machine in joined_machines()]
+        write_atomically(known_hosts_file(), "".join(lines).encode())
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -116,8 +116,8 @@ class CodeDesk:
     _open: dict[int, OpenCode] = field(default_factory=dict)
     _tried: deque[float] = field(default_factory=lambda: deque(maxlen=_HOUR[1]))
 
-    def issue(self) -> OpenCode:
-        """Open a new code.
+    def issue(self, taken: frozenset[int] = frozenset()) -> OpenCode:
+        """Open a new code, with a slot that is not among ``taken``.
 
         Raises:
             BadInput: too many are open, or too many were tried.
@@ -125,9 +125,9 @@ class CodeDesk:
         self.close_expired()
         if len(self._open) >= MOST_OPEN:
             raise BadInput(f"{MOST_OPEN} codes are open already", "end one of the other shares with Ctrl-C")
-        if self._is_flooded():
+        if self.is_flooded():
             raise BadInput("too many wrong codes were tried here", "somebody may be guessing: share again in an hour")
-        issued = OpenCode(new_code(frozenset(self._open)), self.clock() + LIFETIME)
+        issued = OpenCode(new_code(taken.union(self._open)), self.clock() + LIFETIME)
         self._open[issued.code.slot] = issued
         return issued
 
@@ -138,7 +138,7 @@ class CodeDesk:
         """
         self.close_expired()
         self._tried.append(self.clock())
-        if self._is_flooded():
+        if self.is_flooded():
             for issued in list(self._open.values()):
                 self.close(issued, "too many codes were tried at this computer: somebody may be guessing")
         issued_code = self._open.get(slot)
@@ -170,6 +170,7 @@ class CodeDesk:
         for issued in [issued for issued in self._open.values() if issued.expires <= now]:
             self.close(issued, "nobody joined within ten minutes")
 
-    def _is_flooded(self) -> bool:
+    def is_flooded(self) -> bool:
+        """Whether so many tries were taken that no code is open, and none can be opened."""
         now = self.clock()
         return any(sum(now - tried < window for tried in self._tried) >= most for window, most in (_MINUTE, _HOUR))

@@ -30,11 +30,13 @@ from distributed.hosts.joined import (
     JoinedMachine,
     door_socket,
     forget_joined,
+    joined_machine,
     joined_machines,
     joining_folder,
     parse_line,
     pool_key,
     read_document,
+    write_known_hosts,
 )
 from distributed.joining.codes import CodeDesk, new_code
 from distributed.joining.frames import Streams, first_line, json_line
@@ -84,6 +86,7 @@ class HelperLine:
                 if is_signed(self.machine.key, self._leaves, parse_line(line).get("leaving")):
                     return True
                 self.send({"beat": 1})
+                await asyncio.wait_for(self._writer.drain(), SILENCE)  # one that reads nothing is no use
         except _LOST:
             pass
         return False
@@ -97,6 +100,7 @@ class Door:
 
     def __init__(self) -> None:
         self.identity = JoiningKey(pool_key())
+        write_known_hosts()
         self.desk = CodeDesk()
         self.shares: dict[int, Share] = {}
         """By the slot of their code."""
@@ -163,7 +167,7 @@ class Door:
         if words[:2] != ["muster", "1"] or len(words) < 4:
             raise BadPeer
         kind, arguments = words[2], words[3:]
-        if kind == "back" and (call := self._calls.pop(arguments[0], None)) is not None:
+        if kind == "back" and (call := self._calls.pop(arguments[0], None)) is not None and not call.done():
             call.set_result(stream)
             return None
         if kind == "pair" and arguments[0].isdecimal() and len(arguments[0]) <= _LONGEST_SLOT:
@@ -178,7 +182,7 @@ class Door:
         """Prove to a helper that this is its pool, and let it prove who it is."""
         reader, writer = await asyncio.open_connection(sock=stream, limit=_LINE_LIMIT)
         try:
-            machine = next((machine for machine in joined_machines() if machine.identity == identity), None)
+            machine = joined_machine(identity)
             status, question = "unknown" if machine is None else "welcome", secrets.token_hex(32)
             proof = self.identity.sign(door_message(identity, challenge, status))
             writer.write(json_line({"status": status, "proof": proof, "challenge": question}))
@@ -275,7 +279,7 @@ class Door:
                 hint = "share without --port; it ends a minute after the last machine was removed"
                 raise BadInput(f"machines that join dial TCP port {self.port} of this computer already", hint)
             Pairing(new_code(), is_helper=False)  # else nobody could join with the code: the library is missing
-            issued = self.desk.issue()
+            issued = self.desk.issue(frozenset(self.shares))
         except BadInput as error:
             with stream:
                 return await self._answer(stream, {"problem": error.message, "hint": error.hint})

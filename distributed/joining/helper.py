@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import errno
+import re
 import secrets
 import socket
 import sys
@@ -13,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import psutil
-
 from distributed.hosts.file import split_address
 from distributed.hosts.joined import DEFAULT_PORT, identity_of, parse_line
 from distributed.joining.codes import Code
@@ -23,9 +22,9 @@ from distributed.joining.frames import frame, json_line
 from distributed.joining.introductions import address_text
 from distributed.joining.keys import JoiningKey, door_message, is_signed, leave_message, line_message
 from distributed.joining.pairing import LONGEST_FRAME, MESSAGE_BYTES, BadPeer, Introduction, Pairing
-from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, joined_pools, save_pool
+from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, is_forgotten, joined_pools, save_pool
 from distributed.joining.sharing import DECISION
-from distributed.joining.ssh_server import MARK, Ports, SshServer
+from distributed.joining.ssh_server import Ports, SshServer, end_programs
 from profiles.errors import BadInput, MachinesNotReady
 
 CONNECT_SECONDS = 10.0
@@ -36,9 +35,8 @@ _LONGEST_PAUSE = 15.0
 _LONGEST_LINE = 4096
 _UNACKNOWLEDGED = 20.0
 """Seconds of unacknowledged data after which a connection is closed, as for connections that we dial over SSH."""
-_GRACE = 10.0
-"""Seconds that programs have to end by themselves when this computer leaves."""
 _LOOK = 0.5
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 Tell = Callable[[str], None]
 
 
@@ -54,7 +52,10 @@ def dial_door(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
     Raises:
         OSError: it cannot be reached.
     """
-    stream = socket.create_connection(split_door(address), timeout=seconds)
+    try:
+        stream = socket.create_connection(split_door(address), timeout=seconds)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, "that is no host name") from error
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux":
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
@@ -167,8 +168,10 @@ class DoorLine:
                 raise Dismissed
             message = line_message(pool.key, self._id, self._question)
             self._stream.sendall(json_line({"proof": identity.sign(message)}))
-        except BaseException:
+        except BaseException as error:
             self._stream.close()
+            if isinstance(error, ValueError):  # letters that cannot be signed
+                raise BadPeer from error
             raise
 
     def _read(self) -> dict[str, Any]:
@@ -187,16 +190,17 @@ class DoorLine:
 
     def calls(self) -> Any:
         """Yield the tokens of calls, and give signs of life, until the line is lost."""
-        heard = time.monotonic()
+        heard = sent = time.monotonic()
         self._stream.settimeout(BEAT)
         with contextlib.suppress(OSError, EOFError):
             while time.monotonic() - heard < SILENCE:
-                try:
+                document: dict[str, Any] = {}
+                with contextlib.suppress(TimeoutError):
                     document, heard = self._read(), time.monotonic()
-                except TimeoutError:
+                if time.monotonic() - sent >= BEAT:  # also while calls keep coming
                     self._stream.sendall(json_line({"beat": 1}))
-                    continue
-                if isinstance(token := document.get("open"), str):
+                    sent = time.monotonic()
+                if _TOKEN.fullmatch(token := str(document.get("open"))):
                     yield token
 
     def leave(self) -> None:
@@ -226,6 +230,8 @@ class PoolConnection:
         self._lock = threading.Lock()
         self._line: DoorLine | None = None
         self._servers: set[SshServer] = set()
+        self._answers = threading.BoundedSemaphore(2 * MOST_SESSIONS)
+        """Calls arrive in clear, so somebody between the two can send many: no more are answered at a time."""
         self._ports = Ports()
         self._thread = threading.Thread(target=self._run, name=f"pool-{pool.name}", daemon=True)
         self._thread.start()
@@ -270,7 +276,10 @@ class PoolConnection:
             self._line = line
         if not self._closed.is_set():
             for token in line.calls():
-                threading.Thread(target=self._answer, args=(address, token), name="pool-session", daemon=True).start()
+                if self._answers.acquire(blocking=False):
+                    answering = threading.Thread(target=self._answer, args=(address, token), name="pool-session")
+                    answering.daemon = True
+                    answering.start()
         with self._lock:
             self._line = None
         line.close()
@@ -280,6 +289,12 @@ class PoolConnection:
 
     def _answer(self, address: str, token: str) -> None:
         """Open the connection that a call asks for, and be an SSH server on it."""
+        try:
+            self._serve_session(address, token)
+        finally:
+            self._answers.release()
+
+    def _serve_session(self, address: str, token: str) -> None:
         with contextlib.suppress(OSError), dial_door(address) as stream:
             stream.sendall(f"muster 1 back {token}\n".encode())
             stream.settimeout(None)
@@ -311,7 +326,7 @@ class PoolConnection:
             line.close()
         for server in servers:
             server.close()
-        end_programs(self.pool)
+        end_programs(self.pool.identity)
         self._thread.join(CONNECT_SECONDS)
 
 
@@ -336,11 +351,11 @@ def serve_pools(stopped: Callable[[float], bool], tell: Tell) -> None:
     try:
         while not stopped(_LOOK):
             pools = {pool.identity: pool for pool in joined_pools()}
-            for gone in connections.keys() - pools.keys():
+            for gone in [known for known, connection in connections.items() if is_forgotten(connection.pool)]:
                 connections.pop(gone).close(leaves=True)
             for new in pools.keys() - connections.keys():
                 connections[new] = PoolConnection(pools[new], identity, tell)
-            if not pools:
+            if not connections:
                 return tell("this computer has left all that it had joined")
     finally:
         for connection in connections.values():
@@ -361,24 +376,5 @@ def leave(pool: JoinedPool) -> bool:
             line.close()
             is_told = True
             break
-    end_programs(pool)
+    end_programs(pool.identity)
     return is_told
-
-
-def end_programs(pool: JoinedPool, grace: float = _GRACE) -> None:
-    """End all programs that a pool has started here: asked first, killed after some seconds."""
-    marked = [process for process in psutil.process_iter() if _is_marked(process, pool.identity)]
-    for process in marked:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    psutil.wait_procs(marked, grace)
-    for process in psutil.process_iter():  # those included that were started meanwhile
-        if _is_marked(process, pool.identity):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def _is_marked(process: psutil.Process, identity: str) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return bool(process.pid != os.getpid() and process.environ().get(MARK) == identity)
-    return False

@@ -28,9 +28,10 @@ LONGEST_FRAME = 8192
 MESSAGE_BYTES = 33
 """Bytes of a message of SPAKE2 on Ed25519: the side, and a point."""
 _HELPER, _POOL = b"muster helper 1", b"muster pool 1"
-_LINE = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]*$"
+_LINE = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]*$"
 _Text = Annotated[str, StringConstraints(pattern=_LINE, max_length=120)]
-_Key = Annotated[str, StringConstraints(pattern=r"^AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}=?$", max_length=80)]
+_Key = Annotated[str, StringConstraints(pattern=r"^AAAAC3NzaC1lZDI1NTE5AAAAI[A-P][A-Za-z0-9+/]{42}$")]
+"""One spelling alone: machines are told from one another by it."""
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
 
 

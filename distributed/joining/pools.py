@@ -60,6 +60,17 @@ def save_pool(pool: JoinedPool) -> None:
         write_atomically(private_folder(_folder()) / f"{pool.identity}.json", json.dumps(asdict(pool)).encode())
 
 
+def is_forgotten(pool: JoinedPool) -> bool:
+    """Whether a pool's file is gone. One that merely cannot be read now is not forgotten: leaving is for good."""
+    try:
+        (_folder() / f"{pool.identity}.json").lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def forget_pool(pool: JoinedPool) -> None:
     """Forget a pool: it may run nothing here any more. A process that serves it notices. Idempotent."""
     (_folder() / f"{pool.identity}.json").unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from distributed.joining.pairing import LONGEST_FRAME, MESSAGE_BYTES, BadPeer, I
 
 DECISION = 180.0
 """Seconds that two people have to look at each other's machines and agree."""
+
+_naming = threading.Lock()
 
 
 class Share:
@@ -97,6 +100,8 @@ async def admit(door: PairingDoor, stream: socket.socket, host: str, slot: int) 
         issued = door.desk.take_try(slot)
         share = door.shares.get(slot)
         door.tell_closed()
+        if door.desk.is_flooded():
+            raise BadPeer  # an exchange takes 15 ms of a core, and nobody can be admitted
         try:
             pairing = Pairing(new_code() if issued is None else issued.code, is_helper=False)
             pairing.finish(message)
@@ -170,6 +175,11 @@ async def _refusal(decisions: dict[asyncio.Future[bool], str]) -> str:
 
 def _remember(introduction: Introduction) -> JoinedMachine:
     """Save a machine under its own name, or with a number if another one has that."""
+    with _naming:
+        return _remember_named(introduction)
+
+
+def _remember_named(introduction: Introduction) -> JoinedMachine:
     machines = joined_machines()
     again = next((machine.name for machine in machines if machine.key == introduction.key), "")
     names = {machine.name for machine in machines}

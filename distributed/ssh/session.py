@@ -25,6 +25,7 @@ from distributed.ssh.keys.host_keys import (
     remember,
 )
 from distributed.ssh.wire import Deadline, SshStream, greet, stalled_exchange
+from profiles.installation import program as command
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once about an unknown machine; ``True`` adds its key to the user's known_hosts."""
@@ -215,6 +216,9 @@ def _check_identity(host: ResolvedHost, transport: Any, known_hosts: KnownHosts,
         raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is revoked", "do not connect")
     if status is HostKeyStatus.CHANGED:
         raise _changed(host, info, known_hosts.of(name)[0])
+    if status is HostKeyStatus.UNKNOWN and host.joined:  # its key was pinned when it joined: there is no first contact
+        hint = f"let it join again: {command('machines', 'share')}"
+        raise HostKeyChanged(host.machine, f"{host.hostname} has not joined with the key that it shows", hint)
     if status is HostKeyStatus.UNKNOWN:
         info = replace(info, known_as=known_hosts.names_of(info.blob))
         if not host.accepts_new_keys and (trust is None or not trust(info)):

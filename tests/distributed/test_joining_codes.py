@@ -126,6 +126,10 @@ def test_codes_are_few_and_have_slots_of_their_own(desk: CodeDesk) -> None:
         desk.issue()
 
 
+def test_a_code_gets_no_slot_whose_machine_is_still_being_agreed_on(desk: CodeDesk) -> None:
+    assert desk.issue(frozenset(range(1, 999))).code.slot == 999
+
+
 def test_thirty_tries_a_minute_close_all_codes(desk: CodeDesk, clock: Clock) -> None:
     issued = desk.issue()
     guesses = [slot for slot in range(1, 999) if slot != issued.code.slot][:29]

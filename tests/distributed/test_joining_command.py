@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.cli.main import main
+from distributed.hosts.joined import JoinedMachine, is_door_open, joined_machines, save_joined
 from distributed.joining.door import Door
 from tests.distributed.joining import RunningDoor, SharedCode, short_folder
 
@@ -56,6 +57,12 @@ def test_another_port_than_that_of_the_door_is_refused(capsys: Capture) -> None:
         assert f"dial TCP port {door.port} of this computer already" in capsys.readouterr().err
     finally:
         door.close()
+
+
+def test_a_machine_is_removed_also_where_no_door_runs(capsys: Capture) -> None:
+    save_joined(JoinedMachine("studio", "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43))
+    assert main(["machines", "leave", "Studio.joined"]) == 0
+    assert joined_machines() == [] and not is_door_open()
 
 
 def test_the_state_of_a_door_shows_no_code() -> None:

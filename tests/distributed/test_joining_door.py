@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import paramiko
 import pytest
 
 from distributed.hosts.joined import (
@@ -18,16 +23,19 @@ from distributed.hosts.joined import (
     door_status,
     forget_joined,
     joined_machines,
+    known_hosts_file,
     save_joined,
 )
 from distributed.joining import door as door_module
+from distributed.joining import helper as helper_module
 from distributed.joining.codes import Code
 from distributed.joining.frames import frame, json_line
-from distributed.joining.helper import Dismissed, DoorLine, PoolConnection, leave, pair, split_door
+from distributed.joining.helper import Dismissed, DoorLine, PoolConnection, leave, pair, serve_pools, split_door
 from distributed.joining.introductions import introduce, label_of
 from distributed.joining.keys import JoiningKey, line_message
 from distributed.joining.pairing import BadPeer, Introduction, Pairing
-from distributed.joining.pools import JoinedPool, helper_identity, joined_pools
+from distributed.joining.pools import JoinedPool, helper_identity, joined_pools, save_pool
+from distributed.joining.sharing import _remember
 from distributed.ssh.config import SshTarget, resolve
 from distributed.ssh.connection import SshConnection
 from distributed.ssh.errors import HostKeyChanged, NoRoute
@@ -372,6 +380,11 @@ def test_it_opens_no_connections_for_others_and_listens_on_loopback_alone(door: 
                 studio.transport.open_channel(kind, ("127.0.0.1", door.port), ("127.0.0.1", 0))
         with pytest.raises(Exception, match="denied"):
             studio.transport.request_port_forward("0.0.0.0", 0)
+        for ask in ("get_pty", "invoke_shell", "request_x11"):
+            with pytest.raises(paramiko.SSHException):
+                getattr(studio.transport.open_session(), ask)()
+        with pytest.raises(paramiko.SSHException):
+            studio.transport.open_session().invoke_subsystem("sftp")
 
 
 def test_the_socket_for_calls_is_for_this_user_alone(door: RunningDoor, pool: JoinedPool) -> None:
@@ -401,3 +414,143 @@ def test_a_wrong_address_is_said_in_one_line(door: RunningDoor) -> None:
         with pytest.raises(MachinesNotReady):
             pair(WRONG, f"127.0.0.1:{stranger.getsockname()[1]}", about(), lambda pool: True)
         thread.join()
+
+
+# ------------------------------------------------------------------------------- a pool, a helper or a wire that lies
+
+
+def test_what_a_stranger_answers_at_one_address_keeps_no_machine_from_the_next(
+    door: RunningDoor, pool: JoinedPool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def answer() -> None:
+            stream, _ = stranger.accept()
+            with stream:
+                stream.sendall(b'{"status": "\\ud800", "challenge": "\\ud800"}\n')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        addresses = ("a..b", f"127.0.0.1:{stranger.getsockname()[1]}", door.address)
+        with connected(replace(pool, addresses=addresses)):
+            thread.join()
+
+
+def test_a_machine_without_a_pinned_key_is_not_met_for_the_first_time(door: RunningDoor, pool: JoinedPool) -> None:
+    with connected(pool):
+        known_hosts_file().write_text("")
+        with pytest.raises(HostKeyChanged, match="has not joined with the key"):
+            SshConnection.connect(SshTarget("s", "studio.joined"), trust=lambda key: True)
+        door_module.Door()  # one that starts mends what the end of an earlier one has left
+        with SshConnection.connect(SshTarget("s", "studio.joined")) as studio:
+            assert studio.run(["true"]).ok
+
+
+def test_machines_that_join_at_a_time_have_names_of_their_own(door: RunningDoor) -> None:
+    key = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 42
+    introductions = [Introduction(name="studio", key=key + letter) for letter in "ABCDEFGH"]
+    with ThreadPoolExecutor(8) as many:
+        names = {machine.name for machine in many.map(_remember, introductions)}
+    assert len(names) == 8 == len(joined_machines()) == len(known_hosts_file().read_text().splitlines())
+
+
+def test_a_flood_of_calls_starts_few_threads(door: RunningDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def dial(address: str) -> socket.socket:
+        is_over.wait()
+        raise OSError
+
+    monkeypatch.setattr(helper_module, "dial_door", dial)
+    monkeypatch.setattr(helper_module, "MOST_SESSIONS", 2)
+    calls = [secrets.token_hex(16) for _ in range(50)]
+    line: Any = SimpleNamespace(calls=lambda: calls, close=lambda: None)
+    connection = PoolConnection(JoinedPool("vm", "", ()), helper_identity(), lambda text: None)
+    try:
+        connection._serve("", line)
+        assert sum(thread.name == "pool-session" for thread in threading.enumerate()) == 4
+    finally:
+        is_over.set()
+        connection._closed.set()
+
+
+def test_signs_of_life_go_on_while_calls_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_module, "BEAT", 0.05)
+    near, far = socket.socketpair()
+    line = DoorLine.__new__(DoorLine)
+    line._stream, line._buffer = near, b""
+    calls = line.calls()
+
+    def beat() -> bytes:
+        far.sendall(json_line({"open": "0" * 32}))
+        assert next(calls) == "0" * 32
+        with contextlib.suppress(BlockingIOError):
+            return far.recv(100)
+        return b""
+
+    with near, far:
+        far.setblocking(False)
+        assert b"beat" in until(beat)
+
+
+def test_a_call_that_is_no_token_is_not_answered() -> None:
+    near, far = socket.socketpair()
+    line = DoorLine.__new__(DoorLine)
+    line._stream, line._buffer = near, b""
+    with near:
+        for token in ("0\nGET /", "\ud800", 5, None, ["0" * 32], "0" * 32):
+            far.sendall(json_line({"open": token}))
+        far.close()
+        assert list(line.calls()) == ["0" * 32]
+
+
+def test_a_machine_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "SILENCE", 0.01)
+    written: list[bytes] = []
+
+    async def serve() -> bool:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"{}\n" * 10)
+        writer: Any = SimpleNamespace(write=written.append, drain=asyncio.Event().wait)
+        machine = door_module.JoinedMachine("studio", "")
+        return await door_module.HelperLine(machine, (reader, writer), "", b"").serve()
+
+    assert asyncio.run(serve()) is False and len(written) == 1
+
+
+def test_a_door_that_cannot_read_its_machines_sends_none_away(door: RunningDoor, pool: JoinedPool) -> None:
+    folder = door_module.joining_folder() / "machines"
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(EOFError):
+        DoorLine(pool, helper_identity(), door.address)
+    folder.with_name("away").rename(folder)
+    DoorLine(pool, helper_identity(), door.address).close()
+
+
+def test_a_pool_that_cannot_be_read_is_not_left(door: RunningDoor, pool: JoinedPool) -> None:
+    save_pool(pool)
+    (file,) = (door_module.joining_folder() / "pools").glob("*.json")
+    told: list[str] = []
+
+    def spoil() -> None:
+        until(lambda: "studio" in door_status())
+        file.write_text("{")
+
+    steps = iter([lambda: None, spoil, lambda: None])
+
+    def stopped(seconds: float) -> bool:
+        step = next(steps, None)
+        if step is not None:
+            step()
+        return step is None
+
+    serve_pools(stopped, told.append)
+    assert next(steps, None) is None and [machine.name for machine in joined_machines()] == ["studio"]
+    assert not any("has left" in line for line in told)
+
+
+def test_guesses_that_come_too_often_cost_no_exchange(door: RunningDoor, sharer: Sharer) -> None:
+    desk = door.state.desk
+    desk._tried.extend([desk.clock()] * 30)
+    assert is_hung_up(door.dial(f"muster 1 pair {sharer.code.slot}\n".encode() + Pairing(WRONG, True).message))
+    assert "guessing" in sharer.next()["closed"]

@@ -84,7 +84,8 @@ def test_a_message_sent_back_is_a_wrong_code() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"name": "../x"}, {"name": ""}, {"name": "a" * 41}, {"key": "ssh-rsa"}, {"key": KEY[:-1]}, {"system": "\x1b[2J"},
+    [{"name": "../x"}, {"name": ""}, {"name": "a" * 41}, {"key": "ssh-rsa"}, {"key": KEY[:-1]},
+     {"key": KEY + "="}, {"key": KEY[:25] + "Q" * 43}, {"system": "\x1b[2J"}, {"user": "\u2066x"}, {"name": 5},
      {"memory": -1}, {"v": 2}, {"addresses": ["x"] * 17}, {"user": "a" * 121}],
 )  # fmt: skip
 def test_a_false_introduction_is_refused(change: dict[str, object]) -> None:
