@@ -96,6 +96,11 @@ def _differ_in_one(word: str, text: str) -> bool:
     return other in (rest[1:], *(() if not other else (other[:1] + rest[1:], other[:1] + rest)))
 
 
+def _seconds() -> float:
+    """Return seconds that go on while the computer sleeps, and that nobody sets."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS: the latter
+
+
 @dataclass
 class OpenCode:
     """A code that is open at a door."""
@@ -112,7 +117,7 @@ class OpenCode:
 class CodeDesk:
     """The open codes of a door, with their limits. Not thread-safe."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = _seconds
     _open: dict[int, OpenCode] = field(default_factory=dict)
     _tried: deque[float] = field(default_factory=lambda: deque(maxlen=_HOUR[1]))
 

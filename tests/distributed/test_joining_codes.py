@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
+import time
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,15 @@ def test_a_code_ends_after_ten_minutes(desk: CodeDesk, clock: Clock) -> None:
     clock.now = LIFETIME - 0.1
     assert desk.take_try(issued.code.slot) is issued
     clock.now = LIFETIME
+    assert desk.take_try(issued.code.slot) is None and "ten minutes" in issued.closed
+
+
+def test_a_night_asleep_ends_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "CLOCK_BOOTTIME", 7, raising=False)
+    monkeypatch.setattr(time, "clock_gettime", {7: 0.0}.__getitem__)
+    desk = CodeDesk()
+    issued = desk.issue()
+    monkeypatch.setattr(time, "clock_gettime", {7: 3e4}.__getitem__)
     assert desk.take_try(issued.code.slot) is None and "ten minutes" in issued.closed
 
 
