@@ -181,10 +181,12 @@ def _run(run: RunSummary) -> TableRow:
 def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> TableRow:
     presences = [machine.present for machine in machines]
     online = sum(present is True for present in presences)
-    online_text = f"{online} of {counted(len(presences), 'machine')} online" if presences else ""
+    machines_text = counted(len(presences), "machine")
+    is_known = any(present is not None for present in presences)
+    online_text = f"{online} of {machines_text} online" if is_known else f"looking for {machines_text}"
     problem = StatusMark.PROBLEM.show("") if profile.entry.error else ""
     style = "$text-success" if presences and all(presences) else "$text-muted"
-    about = join(problem, literal(online_text, style), muted(profile.entry.description))
+    about = join(problem, literal(online_text if presences else "", style), muted(profile.entry.description))
     return TableRow(f"profile:{profile.name}", (literal("  " + profile.name), about))
 
 

@@ -251,7 +251,7 @@ class RemoteWorker:
             self.is_connected = False
             if not is_disconnected:
                 is_disconnected = True
-                yield self._note(f"{problem}; its worker may go on; reconnecting")
+                yield self._note(f"{problem}; it may train on meanwhile; reconnecting")
             pause = min(2 * pause, 2.0)
 
     def _redial(self, pause: float, given_up_at: float) -> None:

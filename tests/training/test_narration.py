@@ -67,6 +67,7 @@ def test_a_warning_of_every_member_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
+        (RunEvent(status="starting", details={"workers": 2}), "[0 s] starting 2 workers"),
         (MemberEvent(status="lost", name="worker-1"), "[0 s] worker-1 is lost; the others go on"),
         (
             ElectionEvent(name="b", term=1, port=7),

@@ -52,6 +52,8 @@ class RunNarrator:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case RunEvent(status="starting", details={"workers": int(workers)}):
+                self._line(f"starting {counted(workers, 'worker')}")
             case RunEvent(status="running", total_steps=int(total)) if self._total is None:  # else after a pause
                 self._total = total
                 self._line(f"training of {counted(total, 'step')}")

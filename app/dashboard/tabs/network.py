@@ -63,7 +63,7 @@ class NetworkPane(Pane):
         "Every synchronisation: bytes of the machine that sends most; for how long training was paused; and the time "
         "from its start to its result: until the last machine came, for which the others waited, and what was left "
         "then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
-        "one ('too small' where an exchange has too few bytes to judge, '1 away' where a machine was away, 'a loss' "
+        "one ('too small' where an exchange has too few bytes to judge, '-' where a machine was away, 'a loss' "
         "where all waited for one that was lost). Far above 100 % the network is slower than measured, or the "
         "machines are busy with other work. A faster way is named with its predicted gain. Which way each pair goes "
         "is said too: directly, dialled by one of the two for both directions, or through the relay."
@@ -169,7 +169,7 @@ def _of_plan(row: ExchangeRow, planned: float, expected: int) -> Content:
     if planned < _JUDGED_SECONDS or row.sent < _JUDGED_BYTES:
         return muted("too small")
     if row.members < expected:
-        return muted(f"{expected - row.members} away")
+        return muted("-")
     ratio = row.transfer / planned
     return literal(share_text(ratio) if ratio < 10 else f"{ratio:.0f}x", "$text-warning" if ratio > 1.15 else "")
 
