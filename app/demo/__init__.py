@@ -2,8 +2,8 @@
 
 It needs no network and no training, and also provides the documentation's pictures and data for the screens' tests.
 Names, chips, speeds, links and health of the machines are invented; losses, word error rates and texts are those of a
-real training (``record/README.md``). All machines are named ``demo-...`` and the profile of a run ``demo-...-recorded``, so that
-nothing can be mistaken for a measurement of the user's machines.
+real training (``record/README.md``). All machines are named ``demo-...`` and the profile of a run
+``demo-...-recorded``, so that nothing can be mistaken for a measurement of the user's machines.
 """
 
 from __future__ import annotations
