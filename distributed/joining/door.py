@@ -274,6 +274,7 @@ class Door:
         return self._lines.get(name)
 
     async def _share(self, stream: socket.socket, port: object) -> None:
+        addresses = await asyncio.to_thread(own_addresses)  # before a code is open: it is the first thing told
         try:
             if port not in (None, self.port):
                 hint = "share without --port; it ends a minute after the last machine was removed"
@@ -286,7 +287,7 @@ class Door:
         share = Share(issued, await asyncio.open_unix_connection(sock=stream, limit=_LINE_LIMIT))
         self.shares[issued.code.slot] = share
         try:
-            await share.run({"code": str(issued.code), "port": self.port, "addresses": own_addresses()})
+            await share.run({"code": str(issued.code), "port": self.port, "addresses": addresses})
         finally:
             self.desk.close(issued, "it was withdrawn")
             del self.shares[issued.code.slot]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import re
 import socket
@@ -28,12 +29,19 @@ def introduce(key: str, port: int = 0, name: str = "") -> Introduction:
     return Introduction(
         name=label_of(name or socket.gethostname()),
         key=key,
-        user=getpass.getuser()[:120],
+        user=_user_name()[:120],
         system=about["model"][:120],
         devices=about["devices"][:120],
         memory=int(about["memory"]),
         addresses=tuple(address_text(host, port) for host in own_addresses()) if port else (),
     )
+
+
+def _user_name() -> str:
+    """Return the name of this user; empty for a number without a name, as in some containers."""
+    with contextlib.suppress(KeyError, OSError):
+        return getpass.getuser()
+    return ""
 
 
 def own_addresses() -> list[str]:

@@ -131,7 +131,8 @@ async def _agree(
     reader, writer = streams
     outcome: dict[str, Any] = {"closed": f"{introduction.name} has gone before it had joined"}
     try:
-        writer.write(frame(pairing.seal(introduce(door.identity.public, door.port).model_dump())))
+        introduced = await asyncio.to_thread(introduce, door.identity.public, door.port)  # takes seconds at worst
+        writer.write(frame(pairing.seal(introduced.model_dump())))
         theirs = asyncio.ensure_future(_has_agreed(pairing, reader))
         ours = asyncio.ensure_future(share.decide(introduction, host))
         try:

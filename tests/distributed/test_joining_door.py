@@ -399,6 +399,13 @@ def test_names_and_addresses() -> None:
     assert split_door("10.0.0.2") == ("10.0.0.2", 7799) and split_door("[fd00::2]:1") == ("fd00::2", 1)
 
 
+def test_a_user_without_a_name_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    assert introduce("AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43, name="studio").user == ""
+
+
 def test_a_wrong_address_is_said_in_one_line(door: RunningDoor) -> None:
     with pytest.raises(MachinesNotReady, match="cannot reach a door"):
         pair(WRONG, "127.0.0.1:1", about(), lambda pool: True)
