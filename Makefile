@@ -17,6 +17,9 @@ STAMP := $(VENV)/.setup-$(SUM)
 TRAINS := $(VENV)/.trains-$(SUM)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 PIP := $(PY) -m pip install --disable-pip-version-check
+PYTORCH := $(PIP) --no-compile -c constraints.txt
+# Without an NVIDIA card: the build without CUDA, from the usual index where that is a mirror of both, or PyTorch's own.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
@@ -44,7 +47,12 @@ define install
 	@echo "Installing the pinned packages, checked by their hashes. pip says nothing for a minute or more"
 	@$(PIP) --quiet --no-compile --no-deps --require-hashes --only-binary :all: -r $(1)
 	@echo "Now PyTorch (the first time takes some minutes)"
-	@$(PIP) --no-compile -c constraints.txt '$(TORCH)'
+	@if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
+	    $(PYTORCH) '$(TORCH)'; \
+	else \
+	    $(PYTORCH) --quiet '$(TORCH)+cpu' 2>/dev/null || $(PYTORCH) --index-url $(CPU_INDEX) '$(TORCH)' || \
+	    { echo "Taking the build for NVIDIA cards instead, 4 GB more"; $(PYTORCH) '$(TORCH)'; }; \
+	fi
 	@$(PIP) --quiet --no-deps --no-build-isolation -e .
 endef
 
