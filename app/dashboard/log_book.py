@@ -172,6 +172,7 @@ def log_lines(view: RunView, goes_on: Callable[[], bool], changes: bool = True) 
         for path in sorted((view.path / "logs").glob("*.log")):
             readers.setdefault(path, follow_lines(path, goes_on))
         if changes:
+            # the lambda is used up in this turn of the loop, with its value of is_last
             new_events = itertools.takewhile(lambda event: event is not None or is_last, events)  # noqa: B023
             view = replace(view, state=reduce_events((e for e in new_events if isinstance(e, _CHANGING)), view.state))
         sources = [(path.stem, map(_whole_text, itertools.takewhile(bool, lines))) for path, lines in readers.items()]

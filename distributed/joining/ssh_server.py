@@ -72,7 +72,7 @@ def _hang_up(listener: socket.socket) -> None:
     listener.close()
 
 
-class _Session(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]
+class _Session(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]  # paramiko has no types
     """What one login may do."""
 
     def __init__(self, transport: Any, pool_key: str, mark: str, ports: Ports) -> None:
