@@ -300,7 +300,7 @@ class RunSettings(Section):
     output_dir: str = option(str(RUNS_FOLDER), "folder of the run folders", kind="path")
     hosts: str = option(
         "",
-        "hosts file with the machines that train, typed also the machines with commas; empty: this machine",
+        "machines that train: a hosts file, or names separated by commas; empty: this machine",
         kind="path",
     )
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)

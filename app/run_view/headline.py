@@ -99,7 +99,7 @@ def headline(view: RunView) -> RunHeadline:
         details = (present, *end, *verdict[1:], *remarks, *figures[len(end) :])
         return RunHeadline("warning", verdict[0], details, spare=spare)
     details = (present, *end, *remarks, *figures[len(end) :])
-    return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
+    return RunHeadline("warning" if remarks else "good", "Attention" if remarks else "Healthy", details, spare=spare)
 
 
 def _times(view: RunView, end: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

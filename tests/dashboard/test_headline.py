@@ -85,7 +85,7 @@ def test_nothing_is_judged_shortly_after_a_machine_is_back_or_while_others_compu
     assert "Slower" not in words(settled(*back), BEGAN + 61, time=SLOW)
     busy = MachineEvent(member=1, time=BEGAN + 59, cpu_percent=100, others_percent=98, memory_used=1, memory_total=2)
     told = words(settled(busy), BEGAN + 60, time=SLOW)
-    assert told.startswith(f"Watch · 3/3 machines · {END} · other programs use 98 % of the processors of air")
+    assert told.startswith(f"Attention · 3/3 machines · {END} · other programs use 98 % of the processors of air")
     assert words(settled(total=100), BEGAN + 60, time=SLOW).startswith("Healthy · 3/3 machines · done in 0:40")
 
 

@@ -116,6 +116,7 @@ def test_a_run_that_nobody_ended_is_interrupted_and_a_held_one_is_not(tmp_path: 
         ("other", NEW),
         ("cc", NEW),
         ("0-aaaa", OLD),
+        ("-oth", NEW),
     ],
 )
 def test_a_run_is_found_by_id_beginning_or_profile(output: Path, reference: str, found: str) -> None:

@@ -261,8 +261,10 @@ def test_headings_in_another_language_are_known_by_their_cells(tmp_path: Path) -
     (tmp_path / "Aufnahmen 2026").mkdir()
     for _, path, _ in write_clips(tmp_path, 2):
         (tmp_path / path).rename(tmp_path / "Aufnahmen 2026" / Path(path).name)
-    table_of(tmp_path, "Nr.;Aufnahme;Gesagt\n1;clip0;ja, gern\n2;clip1;nein, danke\n", "Liste.csv")
-    assert [clip.text for clip in read_speech(str(tmp_path))["train"]] == ["ja, gern", "nein, danke"]
+    table_of(tmp_path, "Nr.;Aufnahme;Gesagt;Sprecher\n1;clip0;ja, gern;ada\n2;clip1;nein, danke;ben\n", "Liste.csv")
+    clips = read_speech(str(tmp_path))["train"]
+    assert [clip.text for clip in clips] == ["ja, gern", "nein, danke"]
+    assert [clip.columns["sprecher"] for clip in clips] == ["ada", "ben"]
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:

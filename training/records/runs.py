@@ -152,8 +152,8 @@ def list_all_runs(output_dir: Path) -> list[RunSummary]:
 
 
 def find_run(output_dir: Path, reference: str) -> Path:
-    """Return the run folder that ``reference`` denotes: a path, an id or its beginning, a profile (its newest run), or
-    the end of an id; if empty, the newest undamaged run.
+    """Return the run folder that ``reference`` denotes: a path, an id or its beginning, a profile (its newest run), the
+    end of an id, or a part of the folder's name; if empty, the newest undamaged run.
 
     Raises:
         BadInput: no run, or several, fit.
@@ -167,10 +167,10 @@ def find_run(output_dir: Path, reference: str) -> Path:
     fitting = [run for run in runs if reference and run.path.name.startswith(reference)]
     if len(fitting) == 1 or (fitting and fitting[0].run_id == reference):
         return fitting[0].path
-    newest = next((run for run in runs if run.profile == reference), None)
-    if newest is not None:
-        return newest.path
+    if newest := [run for run in runs if run.profile == reference]:
+        return newest[0].path
     fitting = fitting or [run for run in runs if reference and run.run_id.endswith(reference)]
+    fitting = fitting or [run for run in runs if reference and reference in run.path.name]
     if len(fitting) == 1:
         return fitting[0].path
     if fitting:

@@ -223,7 +223,7 @@ def _speaker_in(sample: Any) -> Any:
             return sample[name]
         if hasattr(sample, name):
             return getattr(sample, name)
-    hint = f"name it {' or '.join(SPEAKER_COLUMNS)} in a mapping or an object, or set split = label"
+    hint = f"name it {' or '.join(SPEAKER_COLUMNS[:2])} in a mapping or an object, or set split = label"
     raise BadInput("samples do not say who speaks", hint)
 
 

@@ -9,8 +9,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "voice", "client_id")
-"""Recognised names of the speaker column."""
+SPEAKER_COLUMNS = (
+    *("speaker", "speaker_id", "voice", "client_id", "speaker_name", "narrator"),
+    *("locuteur", "locutrice", "sprecher", "sprecherin", "hablante", "locutor", "parlante", "falante", "spreker"),
+)
+"""Recognised names of the speaker column; a table from home has them in its language."""
 HELD_OUT = 0.1
 """Share of the training samples that are held out if there is no validation split."""
 SPLITS = {
