@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -15,7 +15,7 @@ from app.shell.dialogs import Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.dependencies import logins_alike, same_password_question
+from app.wizard.state.dependencies import same_password_question
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, ItemStatus
 from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.ssh.keys.host_keys import COMPARED
@@ -91,8 +91,6 @@ class AccessScreen(StepScreen):
 
     _opening = ""
     """Key of the machine that the user has let Muster in on."""
-    _password = ""
-    """Password that was entered for it; kept until it is accepted or refused, or the screen is left."""
 
     def draw(self) -> None:
         """Draw. Once the machine that the user was busy with is done, offer its password for others, or select the next
@@ -104,17 +102,8 @@ class AccessScreen(StepScreen):
         if self.state.is_under_way(TaskKind.INSTALL_KEY, row.key):
             return
         if row.status is ItemStatus.OK:
-            password, self._password, self._opening = self._password, "", ""
-            alike = logins_alike(self.state, row) if password else ()
-            if alike:
-                self._offer(password, alike)
-            else:
-                self._leave_the_done()
-        elif row.need is not AccessNeed.NOTHING:
-            self._password = ""
-
-    def on_screen_suspend(self) -> None:
-        self._password = ""
+            self._opening = ""
+            self._offer_or(row, self._leave_the_done)
 
     def _leave_the_done(self) -> None:
         """Select a machine that needs the user, if the selected one is done."""
@@ -122,15 +111,23 @@ class AccessScreen(StepScreen):
         if row is not None and row.status is ItemStatus.OK and waiting:
             self.table.select(waiting[0])
 
-    def _offer(self, password: str, alike: Sequence[Access]) -> None:
-        def answered(accepted: bool | None) -> None:
-            for row in alike if accepted else ():
-                self.steered.wizard.give_password(row.key, password)
-                self._opening = row.key
-            if not accepted:
-                self._leave_the_done()
+    def _offer_or(self, row: Access, otherwise: Callable[[], None]) -> None:
+        """Offer the password that was accepted for the user of this machine for all that wait for one of that user; do
+        something else if there is none, or it is not the same there."""
+        wizard = self.steered.wizard
+        alike = wizard.password_offer(row)
+        if not alike:
+            otherwise()
+            return
 
-        where = ", ".join(row.place or row.name for row in alike)
+        def answered(agreed: bool | None) -> None:
+            wizard.answer_offer(alike, bool(agreed))
+            if agreed:
+                self._opening = alike[-1].key
+            else:
+                otherwise()
+
+        where = ", ".join(one.place or one.name for one in alike)
         about = muted(f"It is used once at {where}, to install a key there; not stored.")
         self.app.push_screen(AcceptDialog(same_password_question(alike), "Use it", about), answered)
 
@@ -194,7 +191,7 @@ class AccessScreen(StepScreen):
         elif row.need is AccessNeed.APPROVAL:
             self._ask_approval(row)
         else:
-            self._ask_password(row)
+            self._offer_or(row, lambda: self._ask_password(row))
 
     def _waiting(self, *needs: AccessNeed) -> list[str]:
         """Return the keys of the machines that need the user, for any of ``needs`` or, without them, for anything."""
@@ -238,7 +235,7 @@ class AccessScreen(StepScreen):
 
         def answered(password: str | None) -> None:
             if password:
-                self._opening, self._password = row.key, password
+                self._opening = row.key
                 self.steered.wizard.give_password(row.key, password)
 
         dialog = TextDialog(f"Password of {row.place or row.name}", about, accept="Install a key", secret=True)

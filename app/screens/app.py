@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 
-from app.console import say, visible
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.shell.terminal_app import NO_KEYS
 from app.wizard.engine import TaskRecord, Wizard
@@ -188,9 +187,7 @@ def run_wizard(
     try:
         app.run()
     finally:
-        wizard.close()
-    if behind := wizard.left_behind():
-        say(visible(behind))
+        wizard.close_and_report()
     run = app.run_of_interest()
     if left is not None and run is not None:
         left(run)

@@ -12,21 +12,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from app.console import command_line
+from app.console import command_line, say, visible
 from app.wizard.services.services import Services
 from app.wizard.state.actions import begin_with_hosts, install_key, rerun
-from app.wizard.state.dependencies import SENT, apply, begin, inputs, tasks_to_start
+from app.wizard.state.dependencies import SENT, apply, begin, inputs, logins_alike, tasks_to_start
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
-from app.wizard.state.records import Access, CandidateRow, ItemStatus
+from app.wizard.state.records import Access, CandidateRow, ItemStatus, MachineRow
 from app.wizard.state.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
     from app.wizard.services.discovery_watch import DiscoveryWatch
+    from distributed.ssh.access import AccessReport
 
 Listener = Callable[[], None]
 RETRY_EVERY = 3.0
@@ -72,6 +73,8 @@ class Wizard:
         self._attempts: Counter[str] = Counter()
         self._passwords: dict[str, str] = {}
         """Passwords by machine key, each removed when it is used."""
+        self._accepted: dict[str, str] = {}
+        """Passwords that a machine has accepted, by user: offered for others until the run starts, never written."""
         self._looked_for: tuple[str, ...] = ()
         self._looking = threading.Lock()
         """Held while typed machines are passed to the watch, so that the latest list is passed last."""
@@ -103,6 +106,12 @@ class Wizard:
         with self._lock:
             return list(self._asked)
 
+    def close_and_report(self) -> None:
+        """Close, and print what this set-up has left on other machines."""
+        self.close()
+        if behind := self.left_behind():
+            say(visible(behind))
+
     def left_behind(self) -> str:
         """Return what this set-up has left on other machines, and how it is removed; empty: nothing."""
         with self._lock:
@@ -132,6 +141,22 @@ class Wizard:
             if self._state.notice:  # the action was refused
                 self._passwords.pop(machine, None)
 
+    def password_offer(self, row: Access) -> tuple[Access, ...]:
+        """Return the machines that wait for a password of the user of ``row``; empty without one to offer for it."""
+        report = row.report
+        if report is None or report.cause == "password_refused":
+            return ()
+        with self._lock:
+            return logins_alike(self._state, row) if report.user in self._accepted else ()
+
+    def answer_offer(self, alike: Sequence[Access], agreed: bool) -> None:
+        """Install our SSH key on these machines with the password that another one has accepted, or forget it."""
+        for row in alike:
+            user = row.report.user if row.report is not None else ""
+            password = self._accepted.get(user, "") if agreed else self._accepted.pop(user, "")
+            if agreed and password:
+                self.give_password(row.key, password)
+
     def wait(self, until: Callable[[WizardState], bool], timeout: float) -> bool:
         """Wait until the state fulfils ``until``; return whether it did within ``timeout`` seconds."""
         with self._wake:
@@ -153,6 +178,8 @@ class Wizard:
             self._closed = True
             watch, self._watch = self._watch, None
             self._listeners.clear()
+            self._passwords.clear()
+            self._accepted.clear()
             self._wake.notify_all()
         if watch is not None:
             watch.close()
@@ -167,6 +194,8 @@ class Wizard:
                 return
             if change is not None:
                 self._state = apply(self._state, change)
+            if self._state.step is Step.LAUNCH:
+                self._accepted.clear()
             for task in tasks_to_start(self._state) if self._started else ():
                 if task not in self._running:
                     self._start_task(task)
@@ -227,9 +256,7 @@ class Wizard:
             TaskKind.NEIGHBOURS: lambda: services.neighbours(cast("tuple[str, ...]", task.inputs or ())),
             TaskKind.ACCESS: lambda: services.check_access(machines[task.key], request.answers.fingerprints),
             TaskKind.APPROVAL: lambda: services.approve(machines[task.key]),
-            TaskKind.INSTALL_KEY: lambda: services.install_key(
-                machines[task.key], self._passwords.pop(task.key, ""), request.answers.fingerprints
-            ),
+            TaskKind.INSTALL_KEY: lambda: self._install_key(machines[task.key], request.answers.fingerprints),
             TaskKind.CHECKS: lambda: services.examine(members, job),
             TaskKind.REPAIR: lambda: services.repair(
                 [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell, task.key == SENT
@@ -246,6 +273,14 @@ class Wizard:
             TaskKind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(launch_seen(launch)), tell),
         }
         return calls[task.kind]()
+
+    def _install_key(self, machine: MachineRow, fingerprints: Sequence[str]) -> AccessReport:
+        password = self._passwords.pop(machine.key, "")
+        report = self._services.install_key(machine, password, fingerprints)
+        with self._lock:
+            if report.ok and not self._closed:
+                self._accepted[report.user] = password
+        return report
 
     # ------------------------------------------------------------------------------------------------------- discovery
 

@@ -12,6 +12,7 @@ from app.wizard.engine import TaskRecord
 from app.wizard.state.assessment import of_report
 from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import (
+    Access,
     Assessment,
     DataSummary,
     DiscoveredMachines,
@@ -232,6 +233,9 @@ class Still:
 
     def give_password(self, machine: str, password: str) -> None:
         self.done.append((machine, password))
+
+    def password_offer(self, row: Access) -> tuple[Access, ...]:
+        return ()
 
     def skip_measuring(self) -> None:
         self.done.append("skip measuring")

@@ -19,6 +19,7 @@ from app.screens.app import WizardApp
 from app.screens.job import DATASET, GO
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
+from app.wizard.state import actions
 from app.wizard.state.dependencies import blockers
 from app.wizard.state.records import DiscoveredMachines, ItemStatus, JobForm
 from app.wizard.state.state import Step, TaskKind, WizardState
@@ -199,6 +200,29 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_after_it_was_used_for_all_
         await pilot.press("g")
         await pilot.pause()
         assert SECRET not in text(app)
+
+    drive_set_up(services, drive)
+
+
+def test_an_accepted_password_is_offered_after_the_screen_was_left() -> None:
+    services = FakeServices(access={"anna": locked(ANNA), "bert": locked(BERT)})
+    services.passwords = {"anna": SECRET, "bert": SECRET}
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await to_access(pilot, app)
+        app.wizard.do(actions.skip(BERT.key))
+        app.wizard.give_password(ANNA.key, SECRET)
+        await until(pilot, lambda: app.wizard.state.access[0].status is ItemStatus.OK)
+        await pilot.press("escape")
+        await until(pilot, lambda: step_of(app) is Step.MACHINES)
+        app.wizard.do(actions.unskip(BERT.key))
+        await pilot.press("enter")
+        await choose(pilot, BERT.key)
+        await until_text(pilot, "enter Password")
+        await pilot.press("enter")
+        await until_text(pilot, "Use the same password for bert, too?")
+        await pilot.press("a")
+        await until(pilot, lambda: all(row.status is ItemStatus.OK for row in app.wizard.state.access))
 
     drive_set_up(services, drive)
 

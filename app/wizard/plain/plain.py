@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from app.console import command_line, ctrl_c_heard, say, visible
+from app.console import command_line, ctrl_c_heard
 from app.wizard.engine import Wizard
 from app.wizard.plain import plain_words as words
 from app.wizard.plain.prompts import BareLines, prompter
@@ -15,7 +15,7 @@ from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_finding
 from app.wizard.state.data_actions import leave_out
-from app.wizard.state.dependencies import blockers, logins_alike, measures, same_password_question
+from app.wizard.state.dependencies import blockers, measures, same_password_question
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.neighbours import ask_neighbours, network_question, unasked_networks
 from app.wizard.state.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
@@ -64,9 +64,7 @@ def run_plain(
     except (Leave, EOFError):
         return ExitCode.DONE
     finally:
-        wizard.close()
-        if behind := wizard.left_behind():
-            say(visible(behind))
+        wizard.close_and_report()
     return watch(run) if watch is not None and run is not None else ExitCode.DONE
 
 
@@ -211,21 +209,22 @@ class PlainWizard:
             self._say(row.report.demands if row.report is not None else ())
             answers = {"y": do.approve(row.key), "yes": do.approve(row.key), "s": do.skip(row.key)}
             self._choose("y: use it, s: skip this machine, Enter: try again", answers, lambda _: do.retry(row.key))
+        elif self._may_reuse(row):
+            pass
         elif password := self._ask.secret(f"Password of {row.place}, used once to install a key; Enter: none:"):
             self._wizard.give_password(row.key, password)
-            self._offer(row.key, password)
         else:
             question = f"Enter: skip {row.name}, u {_USER}, r: try again"
             self._choose(question, {"": do.skip(row.key), "r": do.retry(row.key)}, as_user)
 
-    def _offer(self, key: str, password: str) -> None:
-        """Ask whether other machines have the password, once it is accepted."""
-        self._until(lambda state: not state.is_under_way(TaskKind.INSTALL_KEY, key))
-        row = self._state.access_of(key)
-        alike = logins_alike(self._state, row) if row is not None and row.status is ItemStatus.OK else ()
-        if alike and self._ask.line(f"{same_password_question(alike)} y: yes, Enter: no").casefold() in ("y", "yes"):
-            for other in alike:
-                self._wizard.give_password(other.key, password)
+    def _may_reuse(self, row: Access) -> bool:
+        """Ask whether this machine, and others of its user, have the password that another one has accepted."""
+        alike = self._wizard.password_offer(row)
+        if not alike:
+            return False
+        agreed = self._ask.line(f"{same_password_question(alike)} y: yes, Enter: no").casefold() in ("y", "yes")
+        self._wizard.answer_offer(alike, agreed)
+        return agreed
 
     def _as_user(self, row: Access, answer: str) -> Action | None:
         command, _, user = answer.partition(" ")
