@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from speech.recordings.recording import Recording
 from training.tasks.data_files.splits import SPLITS
 
 _LARGEST_EXCESS = 2.0  # times its share that a split may have after one more speaker
+_ENOUGH_HELD_OUT = 20  # clips for validation, from which on a note asks for no more
+_LARGEST_PROPOSED = 0.3  # share for validation that a note proposes at most
 _FEW_TRAINING_CLIPS = 0.5  # share of the clips left to train on, below which a note says so
 
 
@@ -70,7 +73,10 @@ def _draw(recordings: Sequence[Recording], shares: dict[str, float]) -> Division
         for index in groups[name]:
             splits[index] = split
     assigned = [dataclasses.replace(recording, split=split) for recording, split in zip(recordings, splits)]
-    return Division(assigned, _division_notes(assigned, unit, counts))
+    notes = _division_notes(assigned, unit, counts)
+    if unit != "speaker" or not any(recording.speaker for recording in recordings):
+        notes += _few_held_out(assigned, shares["validation"])
+    return Division(assigned, notes)
 
 
 def _speaker_or_file(recording: Recording) -> str:
@@ -136,6 +142,18 @@ def _division_notes(recordings: Sequence[Recording], unit: str, counts: dict[str
         reason = "since whole speakers are held out"
         notes.append(f"only {train_clips} of {len(recordings)} clips are left to train on, {reason}; {remedy}")
     return notes
+
+
+def _few_held_out(recordings: Sequence[Recording], held_out: float) -> list[str]:
+    """Name the option that holds more clips out, if a tenth of few recordings can hardly show what was learned."""
+    count = sum(recording.split == "validation" for recording in recordings)
+    needed = math.ceil(10 * _ENOUGH_HELD_OUT / max(1, len(recordings))) / 10
+    share = min(_LARGEST_PROPOSED, needed)
+    more = round(share * len(recordings))
+    if not 0 < count < _ENOUGH_HELD_OUT or share <= held_out or more < _ENOUGH_HELD_OUT / 2:
+        return []
+    few = f"{counted(count, 'clip is', 'clips are')} held out for validation"
+    return [f"only {few}, too few to show small gains; --validation {share} holds out about {more}"]
 
 
 def _shared_speakers(recordings: Iterable[Recording]) -> list[str]:
