@@ -36,6 +36,18 @@ def closure(names: list[str]) -> set[str]:
     return seen
 
 
+def core() -> list[str]:
+    """Return the packages that the light core asks for on this system."""
+    lines = map(Requirement, importlib.metadata.requires("muster-train") or [])
+    return [one.name for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def size_of(name: str) -> int:
+    """Return the bytes of an installed distribution, without what Python compiled of it."""
+    files = (file.locate() for file in importlib.metadata.files(name) or () if file.suffix != ".pyc")
+    return sum(Path(str(file)).stat().st_size for file in files)
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what an installation of the wheel has: its own files, and the packages of the core."""
@@ -50,9 +62,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [*pip, "install", "--no-deps", "--no-build-isolation", "--target", top / "site", sources], check=True
     )
-    core = [Requirement(line) for line in importlib.metadata.requires("muster-train") or []]
-    names = [one.name for one in core if one.marker is None or one.marker.evaluate({"extra": ""})]
-    for name in closure(names):
+    for name in closure(core()):
         for file in importlib.metadata.files(name) or ():
             entry = file.parts[0]
             if entry != ".." and not (top / "site" / entry).exists():
@@ -64,6 +74,11 @@ def muster(bare: Path, *words: str, **asked: str) -> subprocess.CompletedProcess
     variables = {"PYTHONPATH": str(bare / "site"), "HOME": str(bare), "PATH": os.environ["PATH"], **asked}
     command = [python_itself(), "-S", *words]
     return subprocess.run(command, cwd=bare, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_the_core_stays_light() -> None:
+    assert len(core()) <= 18, "each package more is one that everybody downloads before the first screen"
+    assert sum(map(size_of, closure(core()))) <= 145e6
 
 
 @pytest.mark.slow
