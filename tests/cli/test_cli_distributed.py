@@ -146,6 +146,7 @@ def test_access_asks_once_for_a_machine_of_two_names(
     monkeypatch.setattr("app.cli.machines.access.answered_yes", agreed)
     main(["access", "studio", "198.18.2.13"])
     assert len(questions) == 1
+    assert ("train demo --hosts localhost,studio,198.18.2.13" in capsys.readouterr().out) == accepted
 
 
 def test_without_a_person_nobody_vouches() -> None:

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from app.cli.approval import read_hosts
 from app.cli.arguments import AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
-from app.console import answered_yes, ctrl_c_heard, raise_if_stopped, say, visible
+from app.console import answered_yes, command_line, ctrl_c_heard, raise_if_stopped, say, visible
 from distributed.hosts.file import Hosts, hosts_as_listed, load_hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
@@ -55,6 +55,9 @@ def access(
     code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
     heading = f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS"
     lines = [line for report in reports for line in report_lines(report, installed.get(report.machine))]
+    reached = [m.name for m in targets.machines if report_by_machine[m.name].ok and not m.is_local]
+    if reached and hosts_file is None and hosts:
+        lines.append(f"For example: {command_line('train', 'demo', '--hosts', ','.join(['localhost', *reached]))}")
     return answer(as_json, {"machines": [_document(report) for report in reports]}, [heading, *lines], code)
 
 
