@@ -19,6 +19,7 @@ from distributed.cleaning.clean import Inventory, InventoryPath
 from distributed.hosts.schema import Machine
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.errors import Stage
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from tests.report.report_runs import write_run
 from training.records.run_folder import RunFolder
@@ -135,7 +136,11 @@ def test_access_asks_once_for_a_machine_of_two_names(
 
     def check_all(targets: Sequence[SshTarget], *, trust: Trust) -> dict[str, AccessReport]:
         keys = [replace(KEY, machine=target.name, name=target.name) for target in targets]
-        return {k.machine: AccessReport(k.machine, unknown_key=None if trust(k) else k) for k in keys}
+        unknown = {k.machine: None if trust(k) else k for k in keys}
+        return {
+            name: AccessReport(name, failed=Stage.HOST_KEY if key else None, unknown_key=key)
+            for name, key in unknown.items()
+        }
 
     def agreed(question: str) -> bool:
         questions.append(question)
