@@ -94,7 +94,7 @@ def test_members_of_one_machine_share_its_data() -> None:
         for rank in (0, 1):
             seen.update(index for batch in plans[rank].step(cursor, members, rank)[0] for index in batch)
         cursor = plans[2].step(cursor, members, 2)[1]
-    assert seen == Counter(range(12)) and cursor.parts == ((1, 0), (1, 0))
+    assert seen == Counter(range(12)) and cursor.parts == (Cursor(1, 0), Cursor(1, 0))
     assert plans[0].shares("validation", {0: 1, 1: 3, 2: 1}) == {0: range(1), 1: range(1, 4), 2: range(4)}
 
 
@@ -131,7 +131,7 @@ def test_who_is_lost_at_the_start_or_says_nonsense_holds_nobody_up(said: bytes |
         return plan.total_steps({0: 4, 1: 4, 2: 4}, 1), sum(map(len, taken)), after.parts
 
     found, _ = together(3, body)
-    assert found[0] == found[2] == (2, 4, ((0, 4), (0, 0), (0, 4)))
+    assert found[0] == found[2] == (2, 4, (Cursor(0, 4), Cursor(0, 0), Cursor(0, 4)))
 
 
 # ------------------------------------------------------------------------------------------------------ whole trainings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from local_runs import Run
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -36,7 +36,6 @@ from training.records.runs import find_model, list_runs
 from training.run.local_plan import plan_local_run
 from training.run.outcome import RunOutcome
 from training.run.requests.request_book import leave_request
-from training.run.run_controller import RunController
 from training.tasks.custom import CustomJob
 
 pytestmark = pytest.mark.slow
@@ -165,40 +164,6 @@ def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     with pytest.raises(BadInput, match="learning_rate"):
         trainer.fit(learning_rat=0.1)
-
-
-class Run:
-    """A local run of the spirals example in a thread, with what it said so far."""
-
-    def __init__(self, folder: Path, snapshots: Path | None = None, workers: int = 2, **options: object) -> None:
-        chosen = {"task": "custom", "model_path": f"{SPIRALS}:build", "eval_before": False, "eval_interval": 0}
-        profile = profile_from_options("spirals", {**chosen, **options})
-        plan = plan_local_run(profile, workers).model_copy(update={"resume": snapshots is not None})
-        self.events: list[Event] = []
-        self.pids: dict[int, int] = {}
-        self.folder = RunFolder.create(folder, plan, ["test"])
-        if snapshots is not None:
-            shutil.copytree(snapshots, self.folder.path / "checkpoints", dirs_exist_ok=True)
-        self.run = RunController(plan, self.folder, self._take)
-        self.run.start()
-        self.thread = threading.Thread(target=self._wait)
-        self.thread.start()
-
-    def _wait(self) -> None:
-        with self.folder:
-            self.outcome = self.run.wait()
-
-    def _take(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, MemberEvent) and event.message.startswith("pid ") and event.member is not None:
-            self.pids[event.member] = int(event.message.split()[1])
-
-    def step(self) -> int:
-        return max((e.step for e in self.events if isinstance(e, StepEvent)), default=0)
-
-    def end(self) -> None:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
 
 
 WIDE = "nn.Sequential(nn.Linear(2, 4096), nn.Linear(4096, 2))"

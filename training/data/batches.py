@@ -215,6 +215,8 @@ class BatchSource:
         ahead: whether anything is made in the background.
         workers: steps whose batches are made at once.
         processes: that read the samples.
+        newcomer_draws: whether this member draws samples while the others do not count it yet (see
+            :meth:`training.data.sample_order.SampleSchedule.step`); else it has none until then.
     """
 
     def __init__(
@@ -226,8 +228,10 @@ class BatchSource:
         ahead: bool = True,
         workers: int = 1,
         processes: Readers | None = None,
+        newcomer_draws: bool = True,
     ) -> None:
         self._ahead_of_time = ahead
+        self._newcomer_draws = newcomer_draws
         self.turns = Turns()
         self._task = task
         self._schedule = schedule
@@ -293,6 +297,8 @@ class BatchSource:
         cursor, batch_sizes, max_size, rank = request
         cursor = self._schedule.start(cursor, batch_sizes)
         micro_batches, after = self._schedule.step(cursor, batch_sizes, rank)
+        if not self._newcomer_draws and rank not in batch_sizes:
+            micro_batches = []
         own_indices = [index for batch in micro_batches for index in batch]
         pieces = micro_batches
         if max_size:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +120,21 @@ class SplitSchedule:
             cursors, batch_sizes
         )
 
+    def give_back(
+        self, cursor: Cursor, since: Cursor, steps: int, batch_sizes: Mapping[int, int], lost: Collection[int]
+    ) -> Cursor:
+        """Return ``cursor`` with what lost members had in hand of their partitions: see
+        :meth:`SampleSchedule.give_back`."""
+        cursors = [self._partition_cursor(cursor, partition) for partition in range(self._partition_count)]
+        for partition, holders in self._holders(batch_sizes).items():
+            begin, stream = self._partition_cursor(since, partition), self._streams[partition]
+            cursors[partition] = stream.give_back(cursors[partition], begin, steps, holders, lost)
+        return self._joint_cursor(cursors, batch_sizes)
+
     def epoch_of(self, cursor: Cursor, rank: int) -> int:
         """Return the number of completed passes through the partition of ``rank``."""
-        return self._partition_cursor(cursor, self._partition_of(rank)).epoch
+        partition = self._partition_of(rank)
+        return self._streams[partition].epoch_of(self._partition_cursor(cursor, partition), rank)
 
     def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_indices: Sequence[int]) -> int:
         """Return the length of the longest sample of the step in the partition of ``rank``, and of ``own_indices``; 0
@@ -169,15 +181,14 @@ class SplitSchedule:
         return dict(held)
 
     def _partition_cursor(self, cursor: Cursor, partition: int) -> Cursor:
-        return Cursor(*cursor.parts[partition]) if partition < len(cursor.parts) else Cursor()
+        return cursor.parts[partition] if partition < len(cursor.parts) else Cursor()
 
     def _passes(self, cursor: Cursor, partition: int) -> float:
         return self._streams[partition].epoch_fraction(cursor, {})
 
     def _joint_cursor(self, cursors: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
         slowest = min(self._holders(batch_sizes), key=lambda number: (self._passes(cursors[number], number), number))
-        positions = tuple((cursor.epoch, cursor.offset) for cursor in cursors)
-        return Cursor(cursors[slowest].epoch, cursors[slowest].offset, positions)
+        return Cursor(cursors[slowest].epoch, cursors[slowest].offset, tuple(cursors))
 
 
 Schedule = SampleSchedule | SplitSchedule

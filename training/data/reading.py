@@ -92,14 +92,16 @@ def batch_source(
     samples: Samples,
     in_background: bool,
     warn: Callable[[str], None],
+    newcomer_draws: bool = True,
 ) -> BatchSource:
     """Return the source of a member's batches, with the number of threads or processes in its plan.
 
     Args:
         warn: called with the reason if requested processes cannot be used.
+        newcomer_draws: see :class:`~training.data.batches.BatchSource`.
     """
     if not in_background:
-        return BatchSource(task, schedule, rank, samples, ahead=False)
+        return BatchSource(task, schedule, rank, samples, ahead=False, newcomer_draws=newcomer_draws)
     requested = plan.profile.data.data_workers
     usual = min(_MOST_WORKERS, max(1, whole_cores() - 1)) if task.device.type != "cpu" else 1
     workers, processes = requested or usual, None
@@ -110,7 +112,7 @@ def batch_source(
             workers = 1
             if requested:
                 warn(f"data_workers = {requested}: other processes cannot read the samples: {error}; this one does")
-    return BatchSource(task, schedule, rank, samples, True, workers, processes)
+    return BatchSource(task, schedule, rank, samples, True, workers, processes, newcomer_draws)
 
 
 def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:

@@ -7,9 +7,9 @@ whole step and takes its own slice, and a resumed run goes on from a :class:`Cur
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiles.errors import BadInput
 from training.lazy import np
@@ -25,18 +25,36 @@ _POOL = 50
 like samples, few enough that each epoch has other blocks."""
 
 
+class Piece(NamedTuple):
+    """Consecutive samples of the permutation of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Cursor:
-    """Position in the training data: ``offset`` samples of ``epoch`` (from 0) have been taken."""
+    """Position in the training data: ``offset`` samples of ``epoch`` (from 0) have been taken, but for ``returned``."""
 
     epoch: int = 0
     offset: int = 0
-    parts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Cursor, ...] = ()
     """The position in each partition, if members train on their own partitions; ``epoch`` and ``offset`` are then those
     of the partition that is furthest behind."""
+    returned: tuple[Piece, ...] = ()
+    """Samples before this position that lost members had in hand, ascending: they come before all others."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple((epoch, offset) for epoch, offset in self.parts))
+        object.__setattr__(self, "parts", tuple(_cursor(part) for part in self.parts))
+        object.__setattr__(self, "returned", tuple(Piece(*piece) for piece in self.returned))
+
+
+def _cursor(document: Any) -> Cursor:
+    """Return a part of a cursor, also from JSON, where earlier versions wrote its epoch and offset."""
+    if isinstance(document, Cursor):
+        return document
+    return Cursor(**document) if isinstance(document, Mapping) else Cursor(*document)
 
 
 class SampleSchedule:
@@ -46,7 +64,8 @@ class SampleSchedule:
     permutation. Every member takes its own contiguous slice, in rank order, and cuts it into micro-batches. So the
     group sees in each step exactly what one worker with the joint batch would see, and an epoch holds each sample
     once whatever the shares. The last step of an epoch takes what is left, in proportion to the batch sizes; a member
-    may then have fewer micro-batches, or none; with ``drop_last`` there is no such step.
+    may then have fewer micro-batches, or none; with ``drop_last`` there is no such step. What a lost member had in hand
+    goes back (:meth:`give_back`): the next steps take it first, and no step takes samples of two epochs.
 
     Args:
         samples: size of the training data.
@@ -92,12 +111,18 @@ class SampleSchedule:
             BadInput: a step takes more samples than there are, and such steps are dropped.
         """
         needed = self._group_batch(batch_sizes)
-        if not self.drop_last or self.samples - cursor.offset >= needed:
-            return cursor
-        if needed > self.samples:
-            message = f"a step takes {needed} samples, but there are {self.samples}, and drop_last leaves none of them"
-            raise BadInput(message, "set drop_last = false, or a smaller batch_size")
-        return Cursor(cursor.epoch + 1, 0)
+        while self.drop_last and _size(left := self._left(cursor)) < needed:
+            if left[0].epoch < cursor.epoch:
+                later = tuple(piece for piece in cursor.returned if piece.epoch > left[0].epoch)
+                cursor = replace(cursor, returned=later)
+                continue
+            if needed > self.samples:
+                message = (
+                    f"a step takes {needed} samples, but there are {self.samples}, and drop_last leaves none of them"
+                )
+                raise BadInput(message, "set drop_last = false, or a smaller batch_size")
+            cursor = Cursor(cursor.epoch + 1, 0)
+        return cursor
 
     def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
         """Return the micro-batches of ``rank`` at ``cursor`` and the cursor of the next step (equal on all members).
@@ -108,23 +133,63 @@ class SampleSchedule:
                 yet) draws a full step from its own random stream, so it takes no samples away; its micro-batches have
                 the size of the smallest in the group.
         """
-        ranks = sorted(batch_sizes)
         cursor = self.start(cursor, batch_sizes)
         after = self.after(cursor, batch_sizes)
         if rank not in batch_sizes:
             return self.draw_step(cursor, min(batch_sizes.values()), rank), after
-        size = batch_sizes[rank]
-        taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
-        counts = apportion(taken, [batch_sizes[r] for r in ranks])
-        position = ranks.index(rank)
-        start = cursor.offset + sum(counts[:position])
-        own_indices = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
-        return _cut(own_indices, size), after
+        own_indices = self._indices(self._shares(cursor, batch_sizes)[rank]).tolist()
+        return _cut(own_indices, batch_sizes[rank]), after
 
     def after(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
         """Return the cursor of the step after the one that begins at ``cursor``."""
-        behind = cursor.offset + self._group_batch(batch_sizes)
-        return Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
+        taken, left = _divide(self._left(cursor), self._group_batch(batch_sizes))
+        if (epoch := taken[0].epoch) < cursor.epoch:
+            return replace(cursor, returned=(*left, *(piece for piece in cursor.returned if piece.epoch > epoch)))
+        if not left:
+            return Cursor(cursor.epoch + 1, 0)
+        return Cursor(cursor.epoch, left[-1].start, returned=tuple(left[:-1]))
+
+    def give_back(
+        self, cursor: Cursor, since: Cursor, steps: int, batch_sizes: Mapping[int, int], lost: Collection[int]
+    ) -> Cursor:
+        """Return ``cursor`` with the samples that members had in hand when they were lost.
+
+        Args:
+            since: position after the last synchronisation that holds what they did.
+            steps: that led from there to ``cursor``.
+            batch_sizes: of the members of these steps, by rank.
+            lost: ranks.
+        """
+        pieces = list(cursor.returned)
+        for _ in range(steps):
+            since = self.start(since, batch_sizes)
+            shares = self._shares(since, batch_sizes)
+            pieces += (piece for rank in lost if rank in shares for piece in shares[rank])
+            since = self.after(since, batch_sizes)
+        returned = _joined(pieces)
+        ends = (cursor.epoch, cursor.offset) if cursor.offset else (cursor.epoch - 1, self.samples)
+        if returned and (returned[-1].epoch, returned[-1].stop) == ends:  # nothing was taken since
+            return Cursor(*returned[-1][:2], returned=returned[:-1])
+        return replace(cursor, returned=returned)
+
+    def _left(self, cursor: Cursor) -> list[Piece]:
+        """Return what is left of the epoch of the step at ``cursor``, in the order in which steps take it; the last
+        piece ends where the epoch does, unless that is one before the cursor's."""
+        epoch = cursor.returned[0].epoch if cursor.returned else cursor.epoch
+        returned = [piece for piece in cursor.returned if piece.epoch == epoch]
+        return returned if epoch < cursor.epoch else [*returned, Piece(epoch, cursor.offset, self.samples)]
+
+    def _shares(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> dict[int, list[Piece]]:
+        """Return what each member takes in the step that begins at ``cursor``, by rank."""
+        ranks, shares = sorted(batch_sizes), {}
+        taken, _ = _divide(self._left(cursor), self._group_batch(batch_sizes))
+        for rank, count in zip(ranks, apportion(_size(taken), [batch_sizes[r] for r in ranks]), strict=True):
+            shares[rank], taken = _divide(taken, count)
+        return shares
+
+    def _indices(self, pieces: Sequence[Piece]) -> NDArray[np.int64]:
+        slices = [self._permutation(piece.epoch)[piece.start : piece.stop] for piece in pieces]
+        return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
 
     def samples_per_step(self, batch_sizes: Mapping[int, int]) -> int:
         """Return the number of samples of a full step, at most all there are."""
@@ -142,16 +207,14 @@ class SampleSchedule:
 
     def epoch_of(self, cursor: Cursor, rank: int) -> int:
         """Return the epoch of the samples of ``rank``: the same for all members."""
-        return cursor.epoch
+        return self._left(cursor)[0].epoch
 
     def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_indices: Sequence[int]) -> int:
         """Return the length of the longest sample of the whole group's step at ``cursor``, and of
         ``own_indices``, which a newcomer has drawn by itself; 0 where all samples have the same length."""
         if self._lengths is None:
             return 0
-        cursor = self.start(cursor, batch_sizes)
-        end = cursor.offset + self._group_batch(batch_sizes)
-        step = self._permutation(cursor.epoch)[cursor.offset : end]
+        step = self._indices(_divide(self._left(self.start(cursor, batch_sizes)), self._group_batch(batch_sizes))[0])
         return int(max(self._lengths[step].max(), self._lengths[list(own_indices)].max(initial=0)))
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
@@ -160,7 +223,7 @@ class SampleSchedule:
 
     def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
         """Return the number of passes over the data before ``cursor``."""
-        return cursor.epoch + cursor.offset / self.samples
+        return cursor.epoch + (cursor.offset - _size(cursor.returned)) / self.samples
 
     def _group_batch(self, batch_sizes: Mapping[int, int]) -> int:
         if not batch_sizes or min(batch_sizes.values()) < 1:
@@ -175,6 +238,32 @@ class SampleSchedule:
                 self._order = group_by_length(self._order, self._lengths, self._block, rng)
             self._epoch = epoch
         return self._order
+
+
+def _size(pieces: Sequence[Piece]) -> int:
+    return sum(piece.stop - piece.start for piece in pieces)
+
+
+def _divide(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the first ``count`` samples of ``pieces``, and the others."""
+    first, rest = list[Piece](), list[Piece]()
+    for piece in pieces:
+        middle = piece.start + min(count, piece.stop - piece.start)
+        count -= middle - piece.start
+        first += [piece._replace(stop=middle)] if middle > piece.start else []
+        rest += [piece._replace(start=middle)] if middle < piece.stop else []
+    return first, rest
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Return pieces in ascending order, neighbours as one."""
+    joined = list[Piece]()
+    for piece in sorted(pieces):
+        if joined and (joined[-1].epoch, joined[-1].stop) == (piece.epoch, piece.start):
+            joined[-1] = joined[-1]._replace(stop=piece.stop)
+        else:
+            joined.append(piece)
+    return tuple(joined)
 
 
 def _cut(indices: list[int], size: int) -> list[list[int]]:

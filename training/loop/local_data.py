@@ -233,6 +233,5 @@ class LocalSchedule(SplitSchedule):
         }
 
     def _joint_cursor(self, cursors: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
-        positions = tuple((cursor.epoch, cursor.offset) for cursor in cursors)
         behind, samples = self._behind(cursors, batch_sizes)
-        return Cursor(behind // samples, behind % samples, positions)
+        return Cursor(behind // samples, behind % samples, tuple(cursors))

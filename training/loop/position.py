@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from training.data.balance import ShareBalance
+from training.data.partitions import Schedule
 from training.data.sample_order import Cursor
 from training.loop.state import persistent_buffers, prefixed, tensors_under
 
@@ -19,6 +20,25 @@ MOST_CUT_SHORT = 3
 MOST_ATTEMPTS = 1000
 """Attempts of a run that its snapshots record."""
 _CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    """The step up to which the last synchronisation holds what the members did, and who trains since then."""
+
+    step: int
+    cursor: Cursor
+    batch_sizes: Mapping[int, int]
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state for a snapshot."""
+        return {"step": self.step, "cursor": asdict(self.cursor), "batch_sizes": [*self.batch_sizes.items()]}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> Synchronised:
+        """Restore from :meth:`state`."""
+        sizes = {int(rank): int(size) for rank, size in state["batch_sizes"]}
+        return cls(int(state["step"]), Cursor(**state["cursor"]), sizes)
 
 
 @dataclass
@@ -41,20 +61,45 @@ class Position:
     earlier one replaces it."""
     balance: ShareBalance | None = None
     """Shares that follow the members' speed; ``None``: they stay as planned."""
+    schedule: Schedule | None = None
+    """Of the samples that lost members had in hand, which go back; ``None``: others have taken their work already."""
+    since: Synchronised | None = None
+    """The last synchronisation; ``None``: there was none yet, or a snapshot does not tell of it."""
 
-    def follow(self, planned: Mapping[int, int]) -> None:
-        """Train on with these members from here on; if there are none, with those before.
+    def follow(self, planned: Mapping[int, int], unsent: int = 0) -> None:
+        """Train on with these members after a synchronisation; if there are none, with those before. What others had in
+        hand goes back.
 
         Args:
             planned: micro-batch of each as the plan has it, by rank.
+            unsent: the last steps, which the synchronisation does not hold.
         """
+        before, begin, since = self.batch_sizes, self.step - unsent, self.since
+        lost = self._train_with(planned)
+        if not unsent or lost or since is None or self.schedule is None or before != self.batch_sizes:
+            self.since = Synchronised(self.step, self.cursor, self.batch_sizes)
+        elif since.step < begin:
+            cursor = since.cursor
+            for _ in range(begin - since.step):
+                _, cursor = self.schedule.step(cursor, before, min(before))
+            self.since = Synchronised(begin, cursor, before)
+
+    def _train_with(self, planned: Mapping[int, int]) -> set[int]:
+        """Set the members; return who is lost since the last synchronisation, after giving back what they had in
+        hand."""
+        lost = self.since.batch_sizes.keys() - planned.keys() if self.since is not None and planned else set()
+        if lost and self.since is not None and self.schedule is not None:
+            steps, sizes = self.step - self.since.step, self.since.batch_sizes
+            self.cursor = self.schedule.give_back(self.cursor, self.since.cursor, steps, sizes, lost)
         live = self.balance.sizes_of(planned) if self.balance is not None else dict(planned)
         self.batch_sizes = live or self.batch_sizes
+        return lost
 
     def begin(self, attempt: int) -> None:
         """Record that an attempt begins here."""
         before = [(number, step) for number, step in self.attempts if step < self.step]
         self.attempts = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
+        self.since = self.since or Synchronised(self.step, self.cursor, self.batch_sizes)
 
     def note_cut_short(self) -> None:
         """Record that a stopping member has cut the evaluation after this step short."""
@@ -76,6 +121,7 @@ class Position:
             "stopping": self.stopping.to_state(),
             "live": list(self.batch_sizes),
             "course": self.attempts,
+            "since": None if self.schedule is None or self.since is None else self.since.state(),
             **({} if self.balance is None else {"balance": self.balance.state()}),
         }
 
@@ -95,7 +141,9 @@ class Position:
         live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
         if self.balance is not None:
             self.balance.load(state.get("balance", {}))
-        self.follow({rank: size for rank, size in live.items() if rank not in absent} or live)
+        self.since = Synchronised.load(state["since"]) if state.get("since") else None
+        if self._train_with({rank: size for rank, size in live.items() if rank not in absent} or live):
+            self.since = None
 
 
 @dataclass

@@ -112,6 +112,7 @@ class Trainer:
         self.optimizer = build_optimizer(model, settings, self.layout.is_part, self.task.optimizer, plain)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
+        self.position.schedule = None if kind.segment_steps(self.profile.strategy) else self.schedule
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
         reference_batch = settings.batch_size * settings.gradient_accumulation
         start, norm = start_of(self.profile), settings.max_grad_norm
@@ -123,8 +124,8 @@ class Trainer:
         self.strategy.set_optimizer(self.optimizer)
         self.layout.optimizer = self.optimizer
         self.samples = Samples(self.task, settings.seed, self.device, self.profile.data.max_broken_share, self.name)
-        ahead = not self.exchange.shares_process
-        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
+        reading = not self.exchange.shares_process, self._warn, kind.merges == "weights"
+        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, *reading)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
         self.report = progress_reports(self.emit, self.position, self.total_steps)
         self.evaluator = Evaluator(
@@ -187,8 +188,7 @@ class Trainer:
             self.writer.check()
             if (report := self._step()) is not None:
                 self.emit(self.compression.complete_report(report, self.position.step))
-            at_sync = self.strategy.meets(report)
-            if at_sync:
+            if at_sync := self.strategy.meets(report):
                 self._at_synchronisation_point()
             interval = self.profile.snapshot.snapshot_interval
             if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
@@ -290,7 +290,7 @@ class Trainer:
         self.plan = self.control.with_announced(self.plan)
         members = self.layout.members(self.strategy, self.exchange, self.position.step)
         live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
-        self.position.follow(live)  # who joins tells it, and the run of losses
+        self.position.follow(live, self.strategy.unsent_steps)  # who joins tells it, and the run of losses
         if live and self.local:
             for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
                 if self.rank == min(live):

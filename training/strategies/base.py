@@ -332,6 +332,11 @@ class Strategy(metaclass=_StrategyType):
         """Ranks that contributed to the last synchronisation, ascending."""
         return self._members
 
+    @property
+    def unsent_steps(self) -> int:
+        """The last steps, which the last synchronisation does not hold, as it began before them."""
+        return 0
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the strategy's tensors for a snapshot (outer momentum, residual, anchor)."""
         return {}

@@ -207,6 +207,10 @@ class Composition(Strategy):
     def members(self) -> tuple[int, ...]:
         return self._leader.members
 
+    @property
+    def unsent_steps(self) -> int:
+        return self._leader.unsent_steps
+
     def tensors(self) -> dict[str, torch.Tensor]:
         return self._by_name([component.tensors() for component in self._components])
 

@@ -130,7 +130,7 @@ class DiLoCo(OuterStrategy):
             drift = fragment.merge(_anchor_of, self.final_merge_is_mean)
         else:
             drift = fragment.merge(self.local_after_merge)
-        self._members = fragment.members
+        self._members, self._unsent_steps = fragment.members, fragment.inner_steps
         self._rounds += 1
         return drift
 

@@ -36,7 +36,7 @@ class OuterStrategy(Strategy):
         super().__init__(context)
         self._codec: Codec = codec_by_name(self.codec(context.settings))
         self._fragments: list[OuterFragment] = []
-        self._rounds = 0
+        self._rounds = self._unsent_steps = 0
         self._reported = Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
@@ -95,6 +95,10 @@ class OuterStrategy(Strategy):
     @property
     def synchronised(self) -> bool:
         return all(map(self.holds_anchor, self._fragments))
+
+    @property
+    def unsent_steps(self) -> int:
+        return self._unsent_steps
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
