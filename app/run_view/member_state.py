@@ -370,7 +370,7 @@ def _step(member: MemberState, event: StepEvent) -> MemberState:
         phase="",
         step=event.step,
         epoch=event.epoch,
-        loss=event.loss,
+        loss=event.loss if event.weight else member.loss,
         learning_rate=event.learning_rate,
         work=member.work.with_step(event),
         window=(*window, event)[-WINDOW_STEPS:],

@@ -241,7 +241,8 @@ def figures(event: MeasuredEvent, step: int) -> Iterator[Figure]:
     match event:
         case StepEvent():
             step, seconds = event.step, event.seconds
-            values = {"loss": event.loss, "learning rate": event.learning_rate, "gradient norm": event.grad_norm}
+            loss = event.loss if event.weight else None  # of no sample, or of a step that was left out
+            values = {"loss": loss, "learning rate": event.learning_rate, "gradient norm": event.grad_norm}
             weight = {"loss": event.weight}
             if seconds > 0:
                 values |= {"samples/s": event.samples / seconds, "wait share": event.wait / seconds}

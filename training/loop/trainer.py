@@ -31,11 +31,11 @@ from training.loop.state import (
     synchronise_buffers,
     tensors_under,
 )
-from training.loop.update import StepFigures, Update
+from training.loop.update import LeftOutSteps, StepFigures, Update
 from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
 from training.numerics.schedule import scaled_learning_rate, scaling_rule
-from training.optimization.backward import refuse_loss
+from training.optimization.backward import loss_problem
 from training.optimization.learning_rates import LearningRates
 from training.optimization.optimizers import build_optimizer, set_learning_rate
 from training.records.events import SAVES_MODEL, Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
@@ -137,7 +137,7 @@ class Trainer:
         self.last_step = LastStep(self.model, self.device, kind)
         self.update = Update(
             self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm,
-            self.layout.norm,
+            self.layout.norm, LeftOutSteps(self._warn, self.writer.newest_in_words, not self.layout.is_part),
         )  # fmt: skip
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
@@ -226,8 +226,8 @@ class Trainer:
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            moment = self.member.name, self.position.step + 1, self.writer.newest_in_words
-            figures = self.update.run(losses, lambda loss: refuse_loss(loss, losses, batches, *moment))
+            moment = self.member.name, self.position.step + 1
+            figures = self.update.run(losses, lambda loss: loss_problem(loss, losses, batches, *moment))
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_local_weights:
             start += self._evaluate_local_weights()
@@ -277,9 +277,10 @@ class Trainer:
             StepEvent(
                 epoch=self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes), loss=figures.loss,
                 step=self.position.step, compute=max(0.0, seconds - traffic.wait_seconds), own_norm=figures.own_norm,
-                samples=batches.samples, grad_norm=figures.norm, data=self.source.waited(),
-                weight=batches.weight, learning_rate=rate, wait=traffic.wait_seconds, transfer=traffic.transfer_seconds,
+                samples=batches.samples * figures.counts, grad_norm=figures.norm, wait=traffic.wait_seconds,
+                weight=batches.weight * figures.counts, learning_rate=rate, transfer=traffic.transfer_seconds,
                 bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received, stages=self.layout.stage_seconds,
+                data=self.source.waited(),
             )
         )  # fmt: skip
 
@@ -331,8 +332,7 @@ class Trainer:
 
     def _carry_out_orders(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
         """Carry out the commands that are due; the finish after the last step counts as one more step."""
-        at_sync &= self._may_leave
-        while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
+        while (command := self.control.next(self.position.step + finishing, at_sync and self._may_leave)) is not None:
             match command.command:
                 case "pause":
                     self.emit(RunEvent(status="paused", message=command.reason))

@@ -110,25 +110,11 @@ def refuse_untrained(loss: torch.Tensor) -> None:
         )
 
 
-def refuse_loss(
-    total: float,
-    losses: list[torch.Tensor],
-    batches: StepBatches,
-    member_name: str,
-    step: int,
-    describe_snapshot: Callable[[], str],
-) -> None:
-    """Raise :class:`RunFailed` if the mean loss over a member's samples is not finite.
-
-    Args:
-        describe_snapshot: returns a sentence on the snapshot that is left.
-    """
+def loss_problem(total: float, losses: list[torch.Tensor], batches: StepBatches, member_name: str, step: int) -> str:
+    """Return what is wrong with the mean loss over a member's samples if it is not finite; empty: it is."""
     if math.isfinite(total):
-        return
+        return ""
     bad = next((i for i, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
     indices = ", ".join(map(str, batches.indices[bad][:8]))
-    raise RunFailed(
-        f"the loss of {member_name} is {float(losses[bad])} in step {step}, micro-batch {bad + 1} (training samples "
-        f"{indices}); {describe_snapshot()}",
-        "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
-    )
+    where = f"in step {step}, micro-batch {bad + 1} (training samples {indices})"
+    return f"the loss of {member_name} is {float(losses[bad])} {where}"

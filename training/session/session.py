@@ -286,11 +286,12 @@ class Session:
             raise BadInput(problem, "call session.step(optimizer) with one that was prepared")
         return parts[0]
 
-    def _refuse_loss(self, loss: float) -> None:
+    def _refuse_loss(self, loss: float) -> str:
         if not math.isfinite(loss):
             snapshot = self._writer.newest_in_words() if self._writer is not None else "nothing is saved"
             problem = f"the loss of {self._run.name} is {loss} in step {self._position.step + 1}; {snapshot}"
             raise RunFailed(problem, "lower the learning rate, or set max_grad_norm = 1")
+        return ""
 
     def _begin_timing(self) -> None:
         self._began, self._before = time.monotonic(), self._traffic()

@@ -132,12 +132,14 @@ class TrainedPart:
             self._last_step.begin()
             self.strategy.begin_step(self.steps, 1.0)
 
-    def step(self, losses: list[torch.Tensor], check: Callable[[float], None]) -> tuple[StepFigures, SyncEvent | None]:
+    def step(
+        self, losses: list[torch.Tensor], problem_of: Callable[[float], str]
+    ) -> tuple[StepFigures, SyncEvent | None]:
         """Make a step with the gradients that are there; return its figures, and what the strategy reports of it.
 
         Args:
             losses: of the step's backward passes; their sum is its loss.
-            check: raises for a loss that is not finite.
+            problem_of: raises for a loss that is not finite; else returns an empty text.
 
         Raises:
             BadInput: there was no backward pass, or a weight is trained that was frozen.
@@ -150,7 +152,7 @@ class TrainedPart:
             raise BadInput(problem, "freeze it after prepare(), for the steps in which it is not trained")
         sent = self.exchange.traffic.bytes_sent
         self._may_step = True
-        figures = self._update.run(losses, check)
+        figures = self._update.run(losses, problem_of)
         self._may_step = self._has_begun = False
         self.steps += 1
         self._last_step.stage = "ending"
