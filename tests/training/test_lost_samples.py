@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.partitions import Schedule, SplitSchedule
-from training.data.sample_order import Cursor, Piece, SampleSchedule
+from training.data.sample_order import Cursor, SampleRange, SampleSchedule
 from training.loop.position import EarlyStopping, Position
 
 PLANNED = {0: 2, 1: 3, 2: 1}
@@ -119,7 +119,7 @@ def test_a_returned_share_comes_next_and_ends_its_epoch_before_another_begins() 
     second = schedule.after(Cursor(), both)
     end = schedule.after(second, both)
     back = schedule.give_back(end, second, 1, both, [0])
-    assert end == Cursor(1, 0) and back == Cursor(1, 0, returned=(Piece(0, 5, 7),))
+    assert end == Cursor(1, 0) and back == Cursor(1, 0, returned=(SampleRange(0, 5, 7),))
     (taken,), after = schedule.step(back, {1: 4}, 1)
     assert [taken] == schedule.step(second, both, 0)[0] and schedule.epoch_of(back, 1) == 0 and after == Cursor(1, 0)
     assert schedule.epoch_fraction(back, {1: 4}) == pytest.approx(0.8)

@@ -25,7 +25,7 @@ _POOL = 50
 like samples, few enough that each epoch has other blocks."""
 
 
-class Piece(NamedTuple):
+class SampleRange(NamedTuple):
     """Consecutive samples of the permutation of an epoch."""
 
     epoch: int
@@ -42,12 +42,12 @@ class Cursor:
     parts: tuple[Cursor, ...] = ()
     """The position in each partition, if members train on their own partitions; ``epoch`` and ``offset`` are then those
     of the partition that is furthest behind."""
-    returned: tuple[Piece, ...] = ()
+    returned: tuple[SampleRange, ...] = ()
     """Samples before this position that lost members had in hand, ascending: they come before all others."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(_cursor(part) for part in self.parts))
-        object.__setattr__(self, "returned", tuple(Piece(*piece) for piece in self.returned))
+        object.__setattr__(self, "returned", tuple(SampleRange(*piece) for piece in self.returned))
 
 
 def _cursor(document: Any) -> Cursor:
@@ -172,14 +172,14 @@ class SampleSchedule:
             return Cursor(*returned[-1][:2], returned=returned[:-1])
         return replace(cursor, returned=returned)
 
-    def _left(self, cursor: Cursor) -> list[Piece]:
+    def _left(self, cursor: Cursor) -> list[SampleRange]:
         """Return what is left of the epoch of the step at ``cursor``, in the order in which steps take it; the last
         piece ends where the epoch does, unless that is one before the cursor's."""
         epoch = cursor.returned[0].epoch if cursor.returned else cursor.epoch
         returned = [piece for piece in cursor.returned if piece.epoch == epoch]
-        return returned if epoch < cursor.epoch else [*returned, Piece(epoch, cursor.offset, self.samples)]
+        return returned if epoch < cursor.epoch else [*returned, SampleRange(epoch, cursor.offset, self.samples)]
 
-    def _shares(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> dict[int, list[Piece]]:
+    def _shares(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> dict[int, list[SampleRange]]:
         """Return what each member takes in the step that begins at ``cursor``, by rank."""
         ranks, shares = sorted(batch_sizes), {}
         taken, _ = _divide(self._left(cursor), self._group_batch(batch_sizes))
@@ -187,7 +187,7 @@ class SampleSchedule:
             shares[rank], taken = _divide(taken, count)
         return shares
 
-    def _indices(self, pieces: Sequence[Piece]) -> NDArray[np.int64]:
+    def _indices(self, pieces: Sequence[SampleRange]) -> NDArray[np.int64]:
         slices = [self._permutation(piece.epoch)[piece.start : piece.stop] for piece in pieces]
         return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
 
@@ -240,13 +240,13 @@ class SampleSchedule:
         return self._order
 
 
-def _size(pieces: Sequence[Piece]) -> int:
+def _size(pieces: Sequence[SampleRange]) -> int:
     return sum(piece.stop - piece.start for piece in pieces)
 
 
-def _divide(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
+def _divide(pieces: Sequence[SampleRange], count: int) -> tuple[list[SampleRange], list[SampleRange]]:
     """Return the first ``count`` samples of ``pieces``, and the others."""
-    first, rest = list[Piece](), list[Piece]()
+    first, rest = list[SampleRange](), list[SampleRange]()
     for piece in pieces:
         middle = piece.start + min(count, piece.stop - piece.start)
         count -= middle - piece.start
@@ -255,9 +255,9 @@ def _divide(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piec
     return first, rest
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def _joined(pieces: Sequence[SampleRange]) -> tuple[SampleRange, ...]:
     """Return pieces in ascending order, neighbours as one."""
-    joined = list[Piece]()
+    joined = list[SampleRange]()
     for piece in sorted(pieces):
         if joined and (joined[-1].epoch, joined[-1].stop) == (piece.epoch, piece.start):
             joined[-1] = joined[-1]._replace(stop=piece.stop)
