@@ -46,6 +46,7 @@ class TrainingSettings(Section):
         "auto",
         "how the learning rate follows the global batch, relative to one worker's batch; auto: sqrt, but off where "
         "weights are merged and the model is new (sparta: always), as each machine steps on its own part",
+        advanced=True,
     )
     epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0, le=10_000, usual=500)
     max_steps: int = option(
@@ -55,7 +56,9 @@ class TrainingSettings(Section):
     gradient_accumulation: int = option(
         1, "forward and backward passes for one optimizer step", ge=1, le=65536, usual=256
     )
-    drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
+    drop_last: bool = option(
+        False, "leave out the last step of an epoch where it would be smaller than the others", advanced=True
+    )
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
     optimizer: str = option(
         "adamw",
@@ -121,6 +124,7 @@ class EvaluationSettings(Section):
         "auto",
         "each worker also evaluates its own weights on the whole split, just before they are averaged; "
         "auto: with strategies that keep them apart",
+        advanced=True,
     )
     eval_showcase: bool = option(
         True, "keep a few held-out samples, before and after training, to be shown", advanced=True

@@ -47,7 +47,7 @@ class ModelSettings(OptionsByOwner, Section):
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
     lora_rank: int = option(16, "rank of the adapters", tasks=PUBLISHED, ge=1, le=1024)
     lora_alpha: int = option(32, "scale of the adapters, relative to the rank (alpha / rank)", tasks=PUBLISHED, ge=1)
-    lora_dropout: float = option(0.05, "dropout on the adapters' input", tasks=PUBLISHED, ge=0, lt=1)
+    lora_dropout: float = option(0.05, "dropout on the adapters' input", advanced=True, tasks=PUBLISHED, ge=0, lt=1)
     lora_target_modules: str = option(
         "all-linear",
         "'all-linear', or module names separated by commas (q_proj, v_proj, ...)",
@@ -171,7 +171,7 @@ class DataSettings(Section):
         "each machine trains on what it has at dataset_path there; data stay on it, only weights or gradients leave",
     )
     max_broken_share: float = option(
-        0.01, "largest share of unreadable samples: they are named and left out", ge=0, le=1
+        0.01, "largest share of unreadable samples: they are named and left out", advanced=True, ge=0, le=1
     )
     max_train_samples: int = option(0, "use only the first N training samples; 0: all", unit="samples", ge=0)
     max_eval_samples: int = option(
@@ -220,7 +220,7 @@ class StrategySettings(OptionsByOwner, Section):
         "", "options of a strategy of your own, separated by commas: share = 0.3, interval = 10", advanced=True
     )
     engine: AskedEngine = option(
-        "auto", "what carries the exchanges; nccl is for CUDA devices on one network, and does not encrypt"
+        "auto", "what carries the exchanges; nccl: for CUDA devices on one network, not encrypted", advanced=True
     )
     transport: Transport = option(
         "auto",
@@ -228,7 +228,7 @@ class StrategySettings(OptionsByOwner, Section):
         "own: slower",
         advanced=True,
     )
-    codec: str = option("auto", "{codec}; auto: the strategy's own")
+    codec: str = option("auto", "{codec}; auto: the strategy's own", advanced=True)
     error_feedback: bool = option(False, "add what a lossy codec dropped of a change to the next one", advanced=True)
     verify_interval: int = option(
         50,

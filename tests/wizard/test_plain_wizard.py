@@ -6,20 +6,23 @@ import functools
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.wizard.engine import Wizard
 from app.wizard.plain import plain
-from app.wizard.plain.plain_words import check_lines
+from app.wizard.plain.plain_words import check_lines, home_lines
 from app.wizard.plain.prompts import BareLines, Questions, prompter
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import Check, ItemStatus, JobAnswers, MachineRow, Tell
+from app.wizard.state.records import Check, ItemStatus, JobAnswers, MachineRow, Presence, Tell
+from app.wizard.state.state import Step
 from distributed.checks.findings import Finding
 from distributed.measuring.link_figures import PairFigures
 from distributed.ssh.access import AccessReport
+from tests.screens.states import at
 from tests.waiting import PATIENCE, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, let_in, locked, refused, stranger
 from tests.wizard.scripted_person import ScriptedPerson
@@ -35,6 +38,15 @@ def test_enter_all_the_way_trains_here() -> None:
     assert run_plain(services, ask=person, watch=lambda run: 7) == 0
     assert [row.name for row in services.requests[-1].machines] == ["desk"]
     assert person.said("attach")
+
+
+def test_home_says_once_who_is_online_and_not_before_all_were_asked() -> None:
+    state = at(Step.HOME).state
+    assert "\n".join(home_lines(state)).count("; online: 2 of 3 machines") == 1
+    unasked = replace(
+        state, machines=replace(state.machines, presence={"talk": (Presence("desk", True), Presence("studio"))})
+    )
+    assert "online" not in "\n".join(home_lines(unasked))
 
 
 def test_a_whole_network_is_asked_only_after_a_yes() -> None:
