@@ -212,7 +212,7 @@ class PlainProgress(ProgressDisplay):
         self._clock = clock
         self._start = clock()
         self._due: dict[str, float] = {}
-        self._window = (self._start, 0)
+        self._window = (0.0, 0)
         self._dropped, self._newest_dropped = 0, ""
 
     def __enter__(self) -> ProgressDisplay:
@@ -255,7 +255,7 @@ class PlainProgress(ProgressDisplay):
         return True
 
     def _bounded(self, text: str) -> None:
-        now = self._clock()
+        now = self._seconds
         start, count = self._window
         if now - start >= PLAIN_INTERVAL:
             self._tell_dropped()
@@ -274,8 +274,12 @@ class PlainProgress(ProgressDisplay):
 
     def _line(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run goes on
-            seconds = self._clock() - self._start if self._begun is None else self._event_at
-            self._write(f"[{duration_text(seconds)}] {visible(text)}")
+            self._write(f"[{duration_text(self._seconds)}] {visible(text)}")
+
+    @property
+    def _seconds(self) -> float:
+        """Since the beginning; by the events, of which past ones come all at once, where these tell."""
+        return self._clock() - self._start if self._begun is None else self._event_at
 
 
 def step_line(state: RunState) -> str:

@@ -61,10 +61,9 @@ class SpeechResults(TaskResults):
 
     def lines(self, run_dir: Path) -> list[str]:
         before, after = predictions_in(run_dir)
-        figures = "WER   "  # stand above these lines already
-        changes = [f"change  {line.partition(': ')[2]}" if line.startswith(figures) else line
-                   for line in changed_lines(before, after)]  # fmt: skip
-        return [*changes, *breakdown_lines(after, before)]
+        changes = changed_lines(before, after)
+        # its two figures tell which split it is about
+        return [*(line.replace("WER   ", "change  ", 1) for line in changes), *breakdown_lines(after, before)]
 
     def document(self, run_dir: Path) -> dict[str, Any]:
         return breakdown_document(predictions_in(run_dir)[1])

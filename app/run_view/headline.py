@@ -25,6 +25,8 @@ STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 _SOON = 120.0
 """Seconds to the end below which a run is no longer judged."""
+_LONG_LOST = 30.0
+"""Seconds from which a loss is told with its age instead of its reason."""
 _SHORT = 3600.0
 """Seconds of a run, as promised, or so far where nothing was, below which its end is shown as the time left; in longer
 ones as the time of day: so it keeps one form."""
@@ -89,7 +91,7 @@ def headline(view: RunView) -> RunHeadline:
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"
         omitted = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return RunHeadline("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
+        return RunHeadline("bad", word, (present, *(_why(m, now) for m in lost[:2]), *omitted, *figures), spare=spare)
     if stage:
         return RunHeadline("starting", "Finishing", (present, *figures))
     if silent:
@@ -255,9 +257,12 @@ def _loading(state: RunState) -> str:
     return ""
 
 
-def _why(member: MemberState) -> str:
-    cause = f" ({member.message})" if member.message else ""
-    return f"{machine_text(member.label)} {member.status}{cause}"
+def _why(member: MemberState, now: float) -> str:
+    """Return ``pc lost (silent for 5 s)``, and later ``pc lost 2:10 ago``."""
+    name, seconds = f"{machine_text(member.label)} {member.status}", now - (member.since or now)
+    if member.status == "lost" and seconds >= _LONG_LOST:
+        return f"{name} {duration_text(seconds)} ago"
+    return f"{name} ({member.message})" if member.message else name
 
 
 def _slower_than_alone(view: RunView) -> tuple[str, ...]:

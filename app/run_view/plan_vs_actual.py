@@ -229,10 +229,8 @@ class PlanVsActual:
         fewer = f" on {share_text(1 - self.samples)} fewer samples than planned" if self.samples < MET_FROM else ""
         why = "" if self.is_met else f": {'; '.join(self.reasons or ('no recorded figure tells why',))}"
         note = ""
-        if time.alone and time.fixed_steps:
-            note = f"; {FIXED_STEPS}"
-        elif time.alone and self.seconds > self.slowdown_of_alone * time.alone_seconds / SLOWER_BELOW:
-            note = f"; train on {machine_text(time.alone)} alone next time"
+        if time.alone and self.seconds > self.slowdown_of_alone * time.alone_seconds / SLOWER_BELOW:
+            note = f"; {FIXED_STEPS if time.fixed_steps else f'train on {machine_text(time.alone)} alone next time'}"
         return f"{took_text(self.seconds, time)}{fewer}{why}{note}"
 
 

@@ -163,7 +163,8 @@ def _names(text: str, name: str) -> bool:
     """Whether a text names a machine, or one of those of a member; one letter counts only where it is no other word."""
     if len(name) > 1:
         return name in text or ("+" in name and any(_names(text, part) for part in name.split("+")))
-    beginnings = tuple(f"{name}{follows}" for follows in (": ", " is ", " lost", " ended", "-stage-"))
+    verbs = (" is ", " lost", " ended", " has ", " comes ", " cannot ", " stays ", " does ")
+    beginnings = tuple(f"{name}{follows}" for follows in (": ", "-stage-", *verbs))
     return text.startswith(beginnings) or f"machine {name}" in text
 
 

@@ -62,13 +62,15 @@ class HomeScreen(StepScreen):
         saved = [profile for profile in state.home.value.profiles if profile.saved]
         shipped = [profile for profile in state.home.value.profiles if not profile.saved]
         findings = [_finding(finding) for finding in state.doctor.value]
+        computer = _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings])
         sections = [
+            *([computer] if findings else ()),
             _section("Running now", [_run(run) for run in live]),
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
             _section("Saved profiles", [_profile(profile, state.presence_of(profile)) for profile in saved]),
             _section("Ready profiles", [_profile(profile, state.presence_of(profile)) for profile in shipped]),
             _section("Finished runs", [_run(run) for run in finished]),
-            _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
+            *(() if findings else [computer]),
         ]
         filled = [section for section in sections if section]
         has_gaps = sum(map(len, filled)) + len(filled) <= self.app.size.height - _AROUND

@@ -84,7 +84,9 @@ class StrategyScreen(StepScreen):
         """Return the description of a candidate, and the reasons for the recommendation."""
         lines = [line for ranked in state.ways if str(ranked.index) == key for line in _about(ranked, self._detailed)]
         strategy = state.strategy.value
-        reasons = [Content.assemble(("why: ", "$text-muted"), literal(text)) for text in strategy.reasons[:1]]
+        followed = state.chosen is None or state.chosen.interval == state.chosen.best_interval
+        label = "why: " if followed else "before you changed it: "
+        reasons = [Content.assemble((label, "$text-muted"), literal(text)) for text in strategy.reasons[:1]]
         others = (*strategy.reasons[1:], *(strategy.details if self._detailed else ()))
         reasons += [muted(f"· {text}") for text in others]
         return [*lines, *([Content(""), *reasons] if reasons and lines else [])]

@@ -56,9 +56,10 @@ class RunTime:
     def sentences(self) -> tuple[str, ...]:
         """The time of the run, and why a group does not end sooner, or what to do then."""
         alone = f"{machine_text(self.alone)} alone"
-        advice = f"Train on {alone}, or connect the machines faster." if self.is_no_faster else ""
-        note = f"{FIXED_STEPS}." if self.fixed_steps else advice
-        return (f"{self}.", *([note] if note else []))
+        if not self.is_no_faster:
+            return (f"{self}.",)
+        advice = f"Train on {alone}, or connect the machines faster"
+        return (f"{self}.", f"{FIXED_STEPS if self.fixed_steps else advice}.")
 
     @property
     def beside(self) -> str:

@@ -250,6 +250,8 @@ class StartWatch:
         self._lock = threading.Lock()
         self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
+        self._warned: dict[int, str] = {}
+        """By rank, the reason of the last warning."""
         self._dialling = set[int]()
         """Ranks of those that know where the coordinator is."""
         self.begun = False
@@ -268,24 +270,32 @@ class StartWatch:
                     self._dialling.add(rank)
 
     def missing(self) -> list[WarningEvent]:
-        """Return a warning for every member that the others wait for."""
+        """Return a warning for every member that the others wait for, unless the last one for it had the same reason.
+        While none has joined, nobody waits for those that prepare."""
         with self._lock:
-            awaited = (rank for rank in range(len(self._names)) if rank not in self._absent)
-            return [self._warning(rank) for rank in awaited if self._status.get(rank) != "joined"]
+            awaited = [rank for rank in range(len(self._names)) if rank not in self._absent]
+            missing = [rank for rank in awaited if self._status.get(rank) != "joined"]
+            if missing == awaited:
+                missing = [rank for rank in missing if not self._is_preparing(rank)]
+            return list(filter(None, map(self._new_warning, missing)))
 
-    def _warning(self, rank: int) -> WarningEvent:
-        name = self._names[rank]
-        return WarningEvent(message=f"waiting for {name}: {self._obstacle(rank)}", awaited=name)
+    def _new_warning(self, rank: int) -> WarningEvent | None:
+        name, obstacle = self._names[rank], self._obstacle(rank)
+        if self._warned.get(rank) == obstacle:
+            return None
+        self._warned[rank] = obstacle
+        return WarningEvent(message=f"waiting for {name}: {obstacle}", awaited=name)
+
+    def _is_preparing(self, rank: int) -> bool:
+        work = self._work.get(rank)
+        return rank in self._status and work is not None and (work.total is None or work.done < work.total)
 
     def _obstacle(self, rank: int) -> str:
         """Return what keeps a member from joining."""
-        work = self._work.get(rank)
         if rank not in self._status:
             return "its worker has not started yet"
-        if work is not None and (work.total is None or work.done < work.total):
-            total = f" of {work.total}" if work.total else ""
-            amount = "" if work.phase.startswith("waiting ") else f": {work.done}{total}"
-            return f"it is preparing ({work.phase}{amount})"
+        if self._is_preparing(rank):
+            return f"it is preparing ({self._work[rank].phase})"
         if rank not in self._dialling:
             return "its worker is still starting"
         return "its worker runs and has not reached the coordinator; does a firewall block it?"

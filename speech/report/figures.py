@@ -127,9 +127,11 @@ def difference_lines(difference: WerDifference) -> list[str]:
         else:
             conclusion = f"{points}, which may be chance in {recordings}"
         method = method if difference.units != "recordings" else f"p {p}"  # their number is in the conclusion
-    sentence = (
-        f"{conclusion} ({interval}; {method})" if difference.recordings > 1 else "1 recording is too few to compare"
-    )
+    sentence = f"{conclusion} ({interval}; {method})"
+    if difference.recordings == 1:
+        sentence = "1 recording is too few to compare"
+    elif not (difference.low or difference.high):
+        sentence = f"as many words wrong in each of {difference.recordings} recordings"
     lines = [f"WER   {first_wer} -> {second_wer}: {sentence}"]
     if difference.left_out:
         lines.append(

@@ -113,6 +113,14 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert told[1].endswith("warning: later")
 
 
+def test_what_is_past_is_bounded_by_the_times_of_its_events() -> None:
+    lines: list[str] = []
+    display = PlainProgress("title", RunState(), lines.append, lambda: 0.0, begun=100.0)
+    for n in range(3 * PLAIN_BURST):
+        display(WarningEvent(message=str(n), time=100.0 + n))
+    assert len(lines) == 3 * PLAIN_BURST
+
+
 @pytest.mark.parametrize(
     ("phase", "line"),
     [

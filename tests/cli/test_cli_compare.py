@@ -63,6 +63,11 @@ def test_a_difference_that_may_be_chance_is_told_as_one() -> None:
     ]
 
 
+def test_where_no_recording_has_changed_nothing_is_estimated() -> None:
+    found = WerDifference(3, 0, "recordings", 3, 0.0, 0.0, 0.0, 0.0, 1.0, 0.97)
+    assert difference_lines(found) == ["WER   0.0 % -> 0.0 %: as many words wrong in each of 3 recordings"]
+
+
 def test_one_recording_is_not_compared() -> None:
     found = WerDifference(1, 0, "recordings", 1, 1.0, 0.5, -0.5, -0.5, 1.0, 1.0)
     assert difference_lines(found) == ["WER   100.0 % -> 50.0 %: 1 recording is too few to compare"]

@@ -179,11 +179,23 @@ def test_every_missing_machine_and_its_reason() -> None:
     watch(MemberEvent(member=0, status="joined"))
     warnings = watch.missing()
     b, c, d, e = (warning.message for warning in warnings)
-    assert b == "waiting for b: it is preparing (features: 3 of 10)"
+    assert b == "waiting for b: it is preparing (features)"
     assert c.startswith("waiting for c: its worker runs and has not reached the coordinator")
     assert d == "waiting for d: its worker has not started yet"
     assert e == "waiting for e: its worker is still starting"
     assert [warning.awaited for warning in warnings] == ["b", "c", "d", "e"]
+    watch(MemberEvent(member=3, status="started"))
+    assert [warning.message for warning in watch.missing()] == ["waiting for d: its worker is still starting"]
+
+
+def test_while_all_prepare_nobody_is_waited_for() -> None:
+    watch = StartWatch(["a", "b"])
+    for rank in (0, 1):
+        watch(MemberEvent(member=rank, status="started"))
+        watch(ProgressEvent(member=rank, phase="features", done=3, total=10))
+    assert watch.missing() == []
+    watch(MemberEvent(member=0, status="joined"))
+    assert [warning.awaited for warning in watch.missing()] == ["b"]
 
 
 def test_nobody_is_missing_once_the_run_has_begun() -> None:

@@ -105,6 +105,9 @@ def test_esc_after_the_doctor_puts_its_findings_away_and_leaves_only_then() -> N
 
     async def drive(pilot: Pilot[Any]) -> None:
         await until_text(pilot, "esc Back")
+        lines = text(pilot.app).splitlines()
+        shown = [next(n for n, line in enumerate(lines) if word in line) for word in ("Doctor", "New set-up")]
+        assert shown == sorted(shown)  # its findings are in view, above the profiles
         await pilot.press("escape")
         assert steering.done == [do.close_doctor()]
         steering.state = steering.done[0].on(steering.state)

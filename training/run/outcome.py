@@ -242,14 +242,8 @@ def early_end(rank: int, name: str, cause: str, code: int, logs: Path) -> ErrorE
     return ErrorEvent(member=rank, message=f"{name} ended before its work was done ({cause})", hint=hint, machine=name)
 
 
-def ending_of(rank: int, name: str, cause: str, run_dir: Path | None) -> WarningEvent:
-    """Return the warning of a lost member whose processes have ended.
-
-    Args:
-        run_dir: of the run to which it must be added again; ``None``: it comes back by itself.
-    """
-    if run_dir is None:
-        return WarningEvent(member=rank, message=f"{name} has ended: {cause}")
+def ending_of(rank: int, name: str, cause: str, run_dir: Path) -> WarningEvent:
+    """Return the warning of a lost member whose processes have ended, and which must be added to the run again."""
     command = way_to_add(run_dir, name)
     message = f"{name} does not come back by itself: {cause}; when it can train again: {command}"
     return WarningEvent(member=rank, message=message, ended_by=cause)

@@ -290,9 +290,9 @@ class RunController:
             return
         self.members.end_member_of(rank, FAILED_GRACE)
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
-        if not self._note_gone(rank, "lost", cause):  # the coordinator's report, which is recorded, leaves this open
-            returns = cause.startswith(self.returns_after)
-            self._record(ending_of(rank, name, cause, None if returns else self.folder.path))
+        is_news = self._note_gone(rank, "lost", cause)
+        if not is_news and not cause.startswith(self.returns_after):  # the coordinator's report leaves this open
+            self._record(ending_of(rank, name, cause, self.folder.path))
 
     def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
         """Record that a member is gone; return whether that is news."""
