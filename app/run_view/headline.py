@@ -75,7 +75,7 @@ def headline(view: RunView) -> RunHeadline:
     states = state.members.values()
     lost = [member for member in states if member.status in TROUBLE]
     present_count = sum(member.active or member.status == "done" for member in states)
-    present = f"{present_count}/{view.expected} machines"
+    present = ", ".join(filter(None, (f"{present_count}/{view.expected} machines", state.adding)))
     if order := ending_order(state):
         level: Level = "stopped" if order == "Stopping" else "paused"
         return RunHeadline(level, order, (order_stage(view), *_progress(state)))

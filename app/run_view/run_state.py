@@ -109,6 +109,13 @@ class RunState:
             return "starting"
         return "paused" if self.status == "paused" and member.active else member.status
 
+    @property
+    def adding(self) -> str:
+        """The machine that is being added, and how far that is: ``adding pc (sending to pc 3.2 MB/85.4 MB)``."""
+        names = [answer.machine for answer in self.requests.values() if answer.action == "add"
+                 and answer.outcome == "accepted" and answer.machine]  # fmt: skip
+        return f"adding {names[-1]}{f' ({self.phase})' if names[-1] in self.phase else ''}" if names else ""
+
     def holds(self, entry: TimelineEntry) -> bool:
         """Whether an entry is still true: waiting for a machine ends when it joins, or when this start is over."""
         if not entry.awaited:

@@ -152,6 +152,15 @@ def test_a_lost_machine_is_named_with_its_cause() -> None:
     assert words(going(LOST), BEGAN + 150).startswith("Degraded · 2/3 machines · air lost 2:")
 
 
+def test_a_machine_that_is_added_is_told_with_what_is_sent_to_it() -> None:
+    asked = RequestEvent(request="1", action="add", machine="mini", outcome="accepted")
+    sent = ProgressEvent(phase="bytes to mini", done=3_200_000, total=85_400_000)
+    assert "3/3 machines, adding mini · " in words(going(asked))
+    assert "3/3 machines, adding mini (sending to mini 3.2 MB/85.4 MB) · " in words(going(asked, sent))
+    done = RequestEvent(request="1", action="add", machine="mini", outcome="done")
+    assert "adding" not in words(going(asked, sent, done))
+
+
 def test_a_machine_that_is_back_is_over() -> None:
     back = MemberEvent(member=1, time=BEGAN + 30, status="joined", name="air")
     state = going(LOST, back, *steps(31, 40))
