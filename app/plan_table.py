@@ -15,7 +15,7 @@ from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, se
 from distributed.planning.run_time import divided_members, plan_stages_text, run_time, steps_text, together_text
 from profiles.errors import counted
 from profiles.installation import program
-from profiles.quantities import bytes_text, memory_text, share_text, time_text
+from profiles.quantities import bytes_text, figure_text, memory_text, share_text, time_text
 from training.records.plan import RunPlan
 from training.strategies.registry import loss_sources
 from training.strategies.user_strategy import sync_schedule_of
@@ -93,8 +93,8 @@ def _row(candidate: Candidate, chosen: bool) -> str:
         return f"{prefix} not predicted"
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = share_text(candidate.waiting)
-    step = f"{candidate.step:.3g}" if candidate.step < 1000 else f"{candidate.step:.0f}"
-    loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
+    step = figure_text(candidate.step)
+    loss = share_text(candidate.loss_increase) if candidate.loss_increase else "0"
     useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
     return f"{prefix} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} {useful:>6} {loss:>5} {hourly:>6}"
 

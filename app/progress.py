@@ -20,12 +20,12 @@ from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
 from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
 from app.run_view.member_state import MemberState
-from app.run_view.metrics import amount_text, four_digits, phase_label, simulated_text
+from app.run_view.metrics import amount_text, phase_label, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, snapshot_sentence, timeline_entry
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, share_text
+from profiles.quantities import bytes_text, duration_text, loss_text, share_text, throughput_figure
 from training.records.events import (
     EvaluationEvent,
     Event,
@@ -169,8 +169,8 @@ def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]
         Text(visible(member.label)),
         Text(visible(member.preparing or status), style=_STATUS_STYLES.get(status, "")),
         Text(str(member.step) if member.step else "-"),
-        Text("-" if member.loss is None else four_digits(member.loss)),
-        Text("-" if member.rate is None else f"{member.rate:.1f}"),
+        Text("-" if member.loss is None else loss_text(member.loss)),
+        Text("-" if member.rate is None else throughput_figure(member.rate)),
         time_bar(member, narrow),
         Text(traffic if narrow else f"{traffic} / {bytes_text(member.total.bytes_received)}"),
     ]
@@ -286,7 +286,7 @@ def step_line(state: RunState) -> str:
     """``step 420/1400, loss 0.83, 152.3 samples/s, 1:23 left``."""
     fields = (
         f"step {state.steps_text}",
-        "" if state.loss is None else f"loss {four_digits(state.loss)}",
+        "" if state.loss is None else f"loss {loss_text(state.loss)}",
         rate_text(state),
         "" if state.simulated_hours is None else simulated_text(state.simulated_hours),
         time_left_text(state, state.updated or 0.0),

@@ -60,7 +60,7 @@ def document(ended: EndedRun) -> dict[str, Any]:
 def completed_lines(ended: EndedRun) -> list[str]:
     """Return the report of a completed run."""
     rate = ended.whole_rate
-    speed = f", {rate} samples/s over the whole run" if rate else ""
+    speed = f", {rate} over the whole run" if rate else ""
     attempts = ended.metrics.get("attempts", 1)
     resumed = f" in {attempts} attempts" if attempts > 1 else ""
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step

@@ -33,6 +33,7 @@ from distributed.run.returning import take_up
 from distributed.run.run_machines import on_present, require_listed, rollback_warning
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import program
+from profiles.quantities import span_text
 from profiles.schema import Profile
 from training.records.bounded_fields import Count, Step
 from training.records.plan import RunPlan
@@ -122,7 +123,7 @@ def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: T
         return True
     if names:
         by_lease = (
-            f"they write a snapshot and end when their lease of {plan.profile.run.lease:.0f} s is over: try again"
+            f"they write a snapshot and end when their lease of {span_text(plan.profile.run.lease)} is over: try again"
         )
         hint = f"stop it there, with: {program('runs', 'stop', plan.run_id)}" if plan.elects else by_lease
         raise BadInput(f"run {plan.run_id} still trains on {names}", hint)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.declarations import OptionError, Section, changes, forms, invalid_choice, nearest, owners
 from profiles.locations import user_code_in
-from profiles.quantities import three_digits
+from profiles.quantities import figure_text, setting_text, three_digits
 from profiles.schema import FITTED, Profile
 
 OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
@@ -84,7 +84,7 @@ class OptionSpec:
         """The bounds or choices in words: ``> 0, <= 10``."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        return ", ".join(f"{_SYMBOLS[kind]} {bound:.10g}" for kind, bound in self.bounds.items())
+        return ", ".join(f"{_SYMBOLS[kind]} {setting_text(bound)}" for kind, bound in self.bounds.items())
 
     @property
     def about(self) -> str:
@@ -217,7 +217,7 @@ def unusual_value(name: str, value: str) -> str | None:
     """Return the remark on a valid ``value`` of the option ``name`` that is probably a slip; ``None`` for others."""
     usual = options_by_name()[canonical(name)].usual
     try:
-        return f"unusually large: {usual:,.10g} or less is usual" if usual and float(value) > usual else None
+        return f"unusually large: {figure_text(usual)} or less is usual" if usual and float(value) > usual else None
     except ValueError:  # such as ``auto``
         return None
 

@@ -1,6 +1,7 @@
 """Formatting of quantities for people: one function each, used by every screen, line, report and error.
 
-None of them writes an exponent, and all give at most three significant digits.
+Measured ones are written without an exponent, with three significant digits at most (a loss has four); what a person
+has set, with all its digits. ``tests/house`` finds formats and units that are written by hand elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ def rate_text(mbit: float) -> str:
     if mbit < 9999.5:
         return f"{rate_figure(mbit)} Mbit/s"
     return f"{three_digits(mbit / 1000)} Gbit/s"
+
+
+def rate_range_text(slow: float, fast: float) -> str:
+    """Data rates of both directions of a link: ``94-211 Mbit/s``."""
+    return f"{rate_figure(slow)}-{rate_text(fast)}" if fast < 9999.5 else f"{rate_text(slow)} to {rate_text(fast)}"
 
 
 def rate_figure(mbit: float) -> str:
@@ -41,6 +47,37 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
+def span_text(seconds: float) -> str:
+    """Length of time in a sentence, as of a limit, an age or an absence: ``0.5 s``, ``30 s``, ``1 min 40 s``,
+    ``12 min``, ``7 h 12 min``, ``2 days 3 h``."""
+    if seconds < 99.5:
+        return f"{three_digits(seconds)} s"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    if minutes < 5 and seconds_left:
+        return f"{minutes} min {seconds_left} s"
+    minutes = round(seconds / 60)
+    (hours, minutes_left), days = divmod(minutes, 60), minutes // 1440
+    if days:
+        return f"{days} day{'s' * (days > 1)}" + (f" {hours % 24} h" if hours % 24 else "")
+    return f"{hours} h" + (f" {minutes_left} min" if minutes_left else "") if hours else f"{minutes} min"
+
+
+def position_text(seconds: float) -> str:
+    """Place in a recording: ``3.21 s``."""
+    return f"{seconds:.2f} s"
+
+
+def latency_figure(milliseconds: float) -> str:
+    """Round trip in milliseconds without the unit, for a column or a map that names it: ``0.35``, ``3.7``, ``120``."""
+    digits = max(0, 1 - math.floor(math.log10(milliseconds))) if milliseconds >= 1e-3 else 0
+    return f"{milliseconds:.{digits}f}"
+
+
+def offset_text(seconds: float) -> str:
+    """Difference of a clock: ``+0.3 s`` ahead, ``-2 s`` behind."""
+    return f"{'-' if seconds <= -0.05 else '+'}{span_text(round(abs(seconds), 1))}"
+
+
 def left_text(seconds: float | None) -> str:
     """How much longer something takes, to be appended: ``, about 0:12 left``; empty where that is not known."""
     return "" if seconds is None else f", about {duration_text(math.ceil(seconds))} left"
@@ -55,6 +92,28 @@ def clock_text(moment: float, now: float | None = None) -> str:
         return time.strftime("%H:%M:%S", at)
     day = "" if time.localtime(now)[:3] == at[:3] else "%a " if abs(now - moment) < 6 * 86_400 else "%d %b "
     return time.strftime(f"{day}%H:%M", at)
+
+
+def throughput_text(samples_per_second: float) -> str:
+    """Samples that are trained on in a second: ``12.3 samples/s``."""
+    return f"{throughput_figure(samples_per_second)} samples/s"
+
+
+def throughput_figure(samples_per_second: float) -> str:
+    """Samples/s without the unit, for a column that names it: ``4.0``, ``12.3``, ``1,234``; keeps a decimal where it
+    changes from moment to moment."""
+    return f"{samples_per_second:.1f}" if 0.95 <= samples_per_second < 99.95 else figure_text(samples_per_second)
+
+
+def flops_text(per_second: float) -> str:
+    """Floating-point operations in a second: ``812 GFLOP/s``, ``12.3 TFLOP/s``."""
+    giga = per_second / 1e9
+    return f"{three_digits(giga)} GFLOP/s" if giga < 999.5 else f"{three_digits(giga / 1000)} TFLOP/s"
+
+
+def temperature_text(celsius: float) -> str:
+    """``71 °C``."""
+    return f"{celsius:.0f} °C"
 
 
 def bytes_text(count: float) -> str:
@@ -81,9 +140,20 @@ def machine_text(name: str) -> str:
 
 
 def share_text(share: float) -> str:
-    """Share of a whole as a percentage: ``30 %``, ``0.4 %``, ``0 %``."""
+    """Share of a whole as a percentage: ``30 %``, ``5 %``, ``0.4 %``, ``0 %``."""
     percent = share * 100
-    return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
+    text = f"{percent:.0f}" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f}".removesuffix(".0")
+    return f"{text} %"
+
+
+def error_rate_text(rate: float) -> str:
+    """Share of words or letters that are wrong, as a percentage with one decimal: ``12.0 %``, ``0.4 %``."""
+    return f"{rate * 100:.1f} %"
+
+
+def power_text(watts: float) -> str:
+    """``85 W``, ``1.2 kW``."""
+    return f"{three_digits(watts)} W" if watts < 999.5 else f"{three_digits(watts / 1000)} kW"
 
 
 def energy_text(joules: float | None) -> str:
@@ -99,6 +169,21 @@ def figure_text(value: float) -> str:
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return three_digits(value) if abs(value) >= 0.001 or value == 0 else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def loss_text(value: float) -> str:
+    """Loss, and other metrics without a unit: ``2.000``, ``0.08712``; four digits, so that it keeps its width."""
+    if not math.isfinite(value):
+        return _DASH
+    if abs(value) >= 9999.5:
+        return f"{value:,.0f}"
+    digits = 3 - math.floor(math.log10(abs(float(f"{value:.3e}")))) if abs(value) >= 1e-6 else 3
+    return f"{value:.{digits}f}"
+
+
+def setting_text(value: float) -> str:
+    """Number that a person has set, as it is typed, with all its digits: ``0.5``, ``30``, ``1e-05``."""
+    return f"{value:.10g}"
 
 
 def three_digits(value: float) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from app.console import say
 from profiles.errors import BadInput
 from profiles.installation import package_line
+from profiles.quantities import span_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,7 @@ def hear_microphone(seconds: float) -> tuple[Samples, int]:
 
 
 def _say_left(seconds: float) -> None:
-    say(f"speak now: {seconds:g} s left{'; Ctrl-C ends it earlier' if sys.stdin.isatty() else ''}")
+    say(f"speak now: {span_text(seconds)} left{'; Ctrl-C ends it earlier' if sys.stdin.isatty() else ''}")
 
 
 def _library() -> Any:
@@ -120,7 +121,7 @@ def recorded(seconds: float, hear: Callable[[float], tuple[Samples, int]] = hear
         BadInput: there is no microphone, nothing or only silence was recorded, or the time is out of bounds.
     """
     if not 0.1 <= seconds <= MOST_SECONDS:
-        raise BadInput(f"{seconds:g} s cannot be recorded", f"from 0.1 to {MOST_SECONDS:g}")
+        raise BadInput(f"{span_text(seconds)} cannot be recorded", f"from 0.1 s to {span_text(MOST_SECONDS)}")
     samples, rate = hear(seconds)
     if not len(samples):
         raise BadInput("nothing was recorded", "record for longer")

@@ -22,6 +22,7 @@ from distributed.measuring.measure import MeasurementResult
 from distributed.planning.cost_model import evaluation_seconds
 from distributed.planning.documents.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
+from profiles.quantities import error_rate_text, loss_text, span_text
 from training.exchange.codecs import codec_by_name
 from training.numerics.schedule import run_steps
 from training.records.events import (
@@ -271,7 +272,7 @@ class TourScript:
             seconds = evaluation_seconds(evaluation.samples, batches, costs)
             self._time += seconds
             yield evaluation.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": seconds})
-            figures = f"WER {evaluation.metrics['wer']:.1%}, loss {evaluation.loss:.3f}"
+            figures = f"WER {error_rate_text(evaluation.metrics['wer'])}, loss {loss_text(evaluation.loss)}"
             line = f"INFO {evaluation.split} at step {step}: {figures}"
             yield _log(self._time, self._machines[0].name, line)
 
@@ -321,8 +322,8 @@ class TourScript:
         yield _log(self._time, machine.name, f"ERROR network: {machine.interface}: link is down")
         broke = f"ERROR exchange: connection to the coordinator {_COORDINATOR} broke: No route to host"
         yield _log(self._time + 1.5, machine.name, broke)
-        yield self._member(rank, "lost", at, message=f"silent for {_SILENCE:.0f} s")
-        yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {_SILENCE:.0f} s; dropped")
+        yield self._member(rank, "lost", at, message=f"silent for {span_text(_SILENCE)}")
+        yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {span_text(_SILENCE)}; dropped")
 
     def _return(self, rank: int) -> Iterator[Event]:
         name = self._machines[rank].name

@@ -258,7 +258,7 @@ def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], st
         [f"{names[rank][0]} ({rank})" for rank in evidence.work],
         [names[rank][1] for rank in evidence.work],
     )
-    hover = {"customdata": full_names, "hovertemplate": f"%{{customdata}}: %{{x:.4g}} {unit}"}
+    hover = {"customdata": full_names, "hovertemplate": f"%{{customdata}}: %{{x:,.4r}} {unit}"}
     bar = {"type": "bar", "orientation": "h", "y": rows, **hover}
     return {
         "traces": [{**bar, "name": name, "x": values, "marker": {"color": colour}} for name, values, colour in bars],

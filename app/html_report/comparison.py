@@ -12,10 +12,9 @@ from app.comparison import Curve, StrategyComparison, StrategyResult
 from app.html_report.charts import COLOURS, ReportChart, axes, drawn
 from app.html_report.page import figure, whole_page
 from app.html_report.sections import label, table, text
-from app.run_view.metrics import four_digits
 from app.run_view.run_series import OF_EXCHANGES
 from profiles.errors import counted
-from profiles.quantities import bytes_text, figure_text, time_text
+from profiles.quantities import bytes_text, figure_text, loss_text, rate_figure, rate_text, time_text
 from training.records.run_files import explain_errors, write_atomically
 from training.strategies.costs import FEWEST_ROUNDS
 
@@ -100,7 +99,7 @@ def _over_time(rows: list[StrategyResult], rate_index: int, mbit: float) -> Repo
     for number, row in timed:
         scale = row.times[rate_index].to_end / row.runs[0].samples / seconds
         traces.append(_line(tuple((samples * scale, loss) for samples, loss in row.curve), row, number))
-    link_text = f"links of {mbit:g} Mbit/s" if mbit else "on the simulated machines"
+    link_text = f"links of {rate_text(mbit)}" if mbit else "on the simulated machines"
     return drawn(
         f"time-{rate_index}", f"Loss over time, {link_text}", "By the cost model.", traces, **axes(unit, "loss")
     )
@@ -156,7 +155,7 @@ def why_best(result: StrategyComparison) -> str:
     if not best.times:
         return "the lowest loss"
     slowest = min(times.mbit for times in best.times)
-    condition = f"at {slowest:g} Mbit/s" if slowest else "on the simulated machines"
+    condition = f"at {rate_text(slowest)}" if slowest else "on the simulated machines"
     return f"of those with about the lowest loss, the soonest {condition}"
 
 
@@ -170,9 +169,9 @@ def _losses(result: StrategyComparison, members: int) -> ResultTable:
 
 
 def _cells(row: StrategyResult) -> tuple[str, str, str]:
-    loss = four_digits(row.loss) if math.isfinite(row.loss) else "not a number"
+    loss = loss_text(row.loss) if math.isfinite(row.loss) else "not a number"
     if row.spread is not None:
-        loss += f" ± {row.spread:.2g}"
+        loss += f" ± {figure_text(row.spread)}"
     return loss, bytes_text(row.sent), "-" if row.memory is None else bytes_text(row.memory)
 
 
@@ -181,13 +180,15 @@ def _times(result: StrategyComparison, to_end: bool) -> ResultTable:
     origin = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
     title = f"time to the end, {origin}; a step computes {time_text(result.compute)}"
     if not to_end:
-        title = f"time to loss {four_digits(result.target or 0.0)}, {'predicted likewise' if rates[0] else origin}"
+        title = f"time to loss {loss_text(result.target or 0.0)}, {'predicted likewise' if rates[0] else origin}"
     shown = [row for row in result.rows if row.losses]
     seconds_by_row = [
         [times.to_end if to_end else times.to_loss for times in row.times] or [None] * len(rates) for row in shown
     ]
     rows = ((row.strategy, *map(_time, row_seconds)) for row, row_seconds in zip(shown, seconds_by_row, strict=True))
-    return ResultTable(title, ("strategy", *(f"{rate:g}" if rate else "simulated" for rate in rates)), tuple(rows))
+    return ResultTable(
+        title, ("strategy", *(rate_figure(rate) if rate else "simulated" for rate in rates)), tuple(rows)
+    )
 
 
 def _time(seconds: float | None) -> str:

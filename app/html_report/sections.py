@@ -29,6 +29,7 @@ from profiles.quantities import (
     figure_text,
     memory_text,
     share_text,
+    temperature_text,
     time_text,
 )
 from training.records.attempts import starting_seconds_in
@@ -87,7 +88,7 @@ def heading(evidence: Evidence) -> str:
     telling = {row.split: row for row in reversed(metric_rows(state))}  # the first metric of each split
     cards += [(f"{row.label} on {split}", row.change.replace("->", "→")) for split, row in sorted(telling.items())]
     if evidence.whole_rate:
-        cards.append(("samples/s over the whole run", evidence.whole_rate))
+        cards.append(("over the whole run", evidence.whole_rate))
     cards.append(("workers", str(evidence.expected)))
     shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
     kind = ' class="error"' if mood == "bad" else ""
@@ -127,7 +128,7 @@ def machines(evidence: Evidence) -> str:
         row += [f"{duration_text(seconds)} ({share_text(seconds / wall)})" for seconds in times] or ["-"] * 3
         memory = member.memory_peak if member else 0
         row += [memory_text(memory) if memory else "-"]
-        row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
+        row += ["-" if member is None or member.hottest is None else temperature_text(member.hottest)] * heat
         rows.append([*row, *[energy_text(member.joules if member else None)] * energy])
     columns = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)
     return table(columns, rows, numbers=(0, *range(4, len(columns)))) + _data_note(evidence) + _energy_note(evidence)

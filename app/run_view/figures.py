@@ -10,7 +10,7 @@ from app.run_view.run_series import RUN, of_member, of_run, series_names
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
-from profiles.quantities import duration_text, share_text, time_text
+from profiles.quantities import duration_text, share_text, throughput_text, time_text
 from training.records.attempts import RunAttempt
 from training.records.events import Event, RunEvent, TimingEvent
 
@@ -35,9 +35,7 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
     if shares.get(rank, 0.0) < DATA_BRAKE:
         return ""
     on_machine = f" on {state.members[rank].label}" if len(state.members) > 1 else ""
-    return f"{shares[rank]:.0%} of each step {'waited' if whole_run else 'waits'} for data{on_machine}".replace(
-        "%", " %", 1
-    )
+    return f"{share_text(shares[rank])} of each step {'waited' if whole_run else 'waits'} for data{on_machine}"
 
 
 def stages_times_text(state: RunState) -> str:
@@ -54,7 +52,7 @@ def stages_times_text(state: RunState) -> str:
 
 def rate_text(state: RunState) -> str:
     """Return ``152.3 samples/s``; empty while no machine trains."""
-    return f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
+    return throughput_text(state.samples_per_second) if state.samples_per_second else ""
 
 
 _STAGES_OF_START = {

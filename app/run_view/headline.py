@@ -17,7 +17,7 @@ from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, chronological
 from app.run_view.view import RunView
 from distributed.planning.run_time import SLOWER_BELOW, took_text
-from profiles.quantities import clock_text, duration_text, machine_text
+from profiles.quantities import clock_text, duration_text, machine_text, share_text, span_text
 from training.records.attempts import starting_seconds_in
 from training.records.events import EVALUATES, SAVES_MODEL
 
@@ -314,8 +314,8 @@ def _done_at(view: RunView) -> tuple[str, ...]:
         return ()
     doubt = round(left.doubt / 60)
     if _is_short(view):
-        return (f"done in {duration_text(left.seconds)}" + (f" ±{doubt} min" if doubt else ""),)
-    return (f"done {clock_text(view.now + left.seconds, view.now)} ±{max(1, doubt)} min",)
+        return (f"done in {duration_text(left.seconds)}" + (f" ±{span_text(60 * doubt)}" if doubt else ""),)
+    return (f"done {clock_text(view.now + left.seconds, view.now)} ±{span_text(60 * max(1, doubt))}",)
 
 
 def _is_short(view: RunView) -> bool:
@@ -381,7 +381,9 @@ def remarks_on(state: RunState) -> tuple[str, ...]:
     remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
     if shares := _busy_machines(state):
         busiest = max(shares, key=lambda name: shares[name])
-        remarks.append(f"other programs use {shares[busiest]:.0f} % of the processors of {machine_text(busiest)}")
+        remarks.append(
+            f"other programs use {share_text(shares[busiest] / 100)} of the processors of {machine_text(busiest)}"
+        )
     if data := data_text(state):
         remarks.append(data)
     return tuple(remarks)

@@ -21,7 +21,7 @@ from app.run_view.run_state import RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
-from profiles.quantities import clock_text, machine_text
+from profiles.quantities import clock_text, loss_text, machine_text, span_text
 from training.records.events import Event
 from training.records.plan import status_word
 from training.records.run_files import write_atomically
@@ -96,17 +96,10 @@ class Visit:
         news = list(_news(self._seen_state or state, state, now))
         if not news and state.ended is not None:
             return ""
-        ago = f" {away_text(now - left.at)} ago" if now >= left.at else ""  # else the clock was set back
+        ago = (
+            f" {span_text(60 * round((now - left.at) / 60))} ago" if now >= left.at else ""
+        )  # else the clock was set back
         return f"Since you left{ago}: {', '.join(news) or f'nothing, still at step {state.step:,}'}"
-
-
-def away_text(seconds: float) -> str:
-    """``12 min``, ``7 h 12 min``, ``2 days 3 h``."""
-    minutes = round(seconds / 60)
-    hours, days = minutes // 60, minutes // 1440
-    if days:
-        return counted(days, "day") + (f" {hours % 24} h" if hours % 24 else "")
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
 def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
@@ -116,7 +109,7 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
         yield f"step {seen_state.step:,} -> {state.step:,}"
     before, after = map(_loss, (seen_state, state))
     if after is not None and after != before:
-        yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
+        yield f"loss {loss_text(after)}" if before is None else f"loss {loss_text(before)} -> {loss_text(after)}"
     seen_entries = set(chronological(seen_state.timeline))
     new = [entry for entry in chronological(state.timeline) if entry not in seen_entries]
     yield from _losses(state, new, now)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, error_rate_text, loss_text
 from training.records.events import EvaluationEvent, ProgressEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
@@ -34,12 +34,7 @@ def metric_text(name: str, value: float | None, exact: bool = False) -> str:
         return "-"
     if not exact and not is_usable(name, value):
         return TOO_HIGH
-    return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
-
-
-def four_digits(value: float) -> str:
-    """Return ``2.000`` or ``0.08712``: four significant digits, so that a changing loss keeps its width."""
-    return f"{value:#.4g}".rstrip(".")
+    return error_rate_text(value) if name in RATES else loss_text(value)
 
 
 def simulated_text(hours: float) -> str:

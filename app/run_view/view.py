@@ -17,6 +17,7 @@ from distributed.planning.documents.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison, compare, planning_in
 from distributed.planning.run_time import RunTime, promised_time, took_text
 from profiles.errors import BadInput
+from profiles.quantities import throughput_text
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import finished_model
@@ -98,9 +99,9 @@ class RunView:
 
     @property
     def whole_rate(self) -> str:
-        """Samples/s over the whole run; empty where they were not measured."""
+        """Samples per second over the whole run; empty where they were not measured."""
         rate = self.metrics.get("samples_per_second")
-        return f"{rate:.1f}" if isinstance(rate, (int, float)) and rate else ""
+        return throughput_text(rate) if isinstance(rate, (int, float)) and rate else ""
 
     @property
     def resume_command(self) -> str:

@@ -30,7 +30,7 @@ from app.wizard.state.assessment import copying_text, of_finding, of_pair, path_
 from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
 from app.wizard.state.state import Step, TaskKind, WizardState
 from profiles.errors import counted
-from profiles.quantities import duration_text, rate_figure
+from profiles.quantities import duration_text, latency_figure, rate_figure, share_text
 
 if TYPE_CHECKING:  # load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -159,9 +159,9 @@ class ChecksScreen(StepScreen):
         share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"
         repairs = [record for record in self.steered.wizard.asked_for() if record.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - repairs[-1].at) if repairs else ""
-        progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else moving_bar(self.steered.clock(), _BAR)
+        progress_bar = f"{bar(share, _BAR)} {share_text(share):>5}" if share else moving_bar(self.steered.clock(), _BAR)
         name, width = literal(check.name, "bold"), self.app.size.width - MARGIN * 2
-        for drawn_share in (progress_bar, f"{share:.0%}" if share else ""):
+        for drawn_share in (progress_bar, share_text(share) if share else ""):
             content = join(name, literal(drawn_share, "$text-primary"), clock, muted(words))
             if content.cell_length <= width:
                 return content
@@ -318,7 +318,7 @@ def _pair_row(pair: PairFigures) -> TableRow:
             literal(" > ".join(pair.labels)),
             literal(rate_figure(figures.mbit) if figures else ""),
             literal(rate_figure(figures.mbit_back) if figures and figures.mbit_back else ""),
-            literal(_rtt_text(figures.rtt_ms) if figures else ""),
+            literal(latency_figure(figures.rtt_ms) if figures else ""),
             MARKS[assessment.status].show(assessment.label),
             muted(path_of(pair)),
         ),
@@ -352,10 +352,5 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     style = "" if assessment.status is ItemStatus.OK else MARKS[assessment.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
     return Content.assemble(
-        (rate_figure(mbit), style), (f" {_rtt_text(figures.rtt_ms if figures else 0.0)}", "$text-muted")
+        (rate_figure(mbit), style), (f" {latency_figure(figures.rtt_ms if figures else 0.0)}", "$text-muted")
     )
-
-
-def _rtt_text(milliseconds: float) -> str:
-    """Two digits, or all before the point."""
-    return f"{milliseconds:.2g}" if milliseconds < 99.5 else f"{milliseconds:.0f}"

@@ -19,6 +19,7 @@ from app.wizard.state.neighbours import ask_neighbours, is_unnamed, network_ques
 from app.wizard.state.observations import origin_of
 from app.wizard.state.records import ItemStatus, MachineRow
 from app.wizard.state.state import Step, TaskKind, WizardState
+from profiles.quantities import span_text
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
@@ -94,7 +95,9 @@ class MachinesScreen(StepScreen):
         seconds = state.machines.seconds
         if seconds >= _SEARCHED:
             return muted(f"Still searching; you need not wait. Searched: {searched}")
-        return muted(f"Searching for {seconds:.0f} s: {searched}" if seconds >= 1 else f"Searching: {searched}")
+        return muted(
+            f"Searching for {span_text(round(seconds))}: {searched}" if seconds >= 1 else f"Searching: {searched}"
+        )
 
     def action_pick(self) -> None:
         if self.table.cursor:

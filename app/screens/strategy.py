@@ -191,7 +191,7 @@ def _plain(ranked: CandidateRow, longest: float) -> tuple[Content, ...]:
     time = Content.assemble(
         literal(f"{duration_text(ranked.seconds):>8} "), muted(time_bar)
     )  # cut where it is too long
-    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "the same"))
+    return (time, literal(f"up to +{share_text(loss)}" if loss >= 0.0005 else "the same"))
 
 
 def _figures(ranked: CandidateRow) -> tuple[Content, ...]:
@@ -203,7 +203,7 @@ def _figures(ranked: CandidateRow) -> tuple[Content, ...]:
         literal(duration_text(ranked.same_loss_seconds or None)),
         literal("-" if ranked.choice.alone else str(ranked.interval)),
         literal(share_text(candidate.waiting)),
-        literal(f"+{candidate.loss_increase:.1%}" if candidate.loss_increase else "-"),
+        literal(f"+{share_text(candidate.loss_increase)}" if candidate.loss_increase else "-"),
         literal(time_text(candidate.step)),
         literal(bytes_text(candidate.bytes_per_hour) if candidate.bytes_per_hour else "-"),
     )

@@ -18,7 +18,7 @@ from textual.content import Content
 
 from app.console import short_names
 from app.shell.text import DOTS, literal, muted, together
-from profiles.quantities import rate_figure
+from profiles.quantities import rate_figure, rate_range_text, rate_text
 
 FEWEST, MOST = 2, 8
 """Fewest and most machines for which a map is drawn."""
@@ -75,12 +75,14 @@ class MapLink:
         return 1 if self.kind is LinkMedium.RELAY else 1 + sum(slower >= bound for bound in _CLASSES)
 
     @property
-    def label(self) -> str:
-        """``941``, or ``94-211`` if the directions differ a lot."""
+    def labels(self) -> tuple[str, ...]:
+        """``941 Mbit/s`` and ``941``, or ``94-211 Mbit/s`` and ``94-211`` if the directions differ a lot."""
         slow, fast = sorted((self.mbit, self.reverse_mbit or self.mbit))
         if self.kind is LinkMedium.RELAY or fast <= 0:
-            return self.kind.word if self.kind is LinkMedium.RELAY else ""
-        return f"{rate_figure(slow)}-{rate_figure(fast)}" if fast > 1.5 * slow else rate_figure(slow)
+            return (self.kind.word,) if self.kind is LinkMedium.RELAY else ()
+        if fast <= 1.5 * slow:
+            return rate_text(slow), rate_figure(slow)
+        return rate_range_text(slow, fast), f"{rate_figure(slow)}-{rate_figure(fast)}"
 
 
 class _Box(NamedTuple):
@@ -221,12 +223,10 @@ class _Canvas:
 
     def write_rate(self, line: MapLink, source: _Box, target: _Box, chosen: bool) -> None:
         """Write the rate on a link if it hides no other link; that of the chosen link in any case."""
-        if not line.label:
-            return
         (x0, y0), (x1, y1) = source.centre, target.centre
         for avoid_lines in (True, False) if chosen else (True,):
-            for text in (f" {line.label} Mbit/s ", f" {line.label} "):
-                if "Mbit/s" in text and (line.kind is LinkMedium.RELAY or abs(x1 - x0) < len(text) + 26):
+            for text in (f" {label} " for label in line.labels):
+                if "bit/s" in text and (line.kind is LinkMedium.RELAY or abs(x1 - x0) < len(text) + 26):
                     continue
                 for position in _RATE_POSITIONS:
                     left = round(x0 + (x1 - x0) * position - len(text) / 2)

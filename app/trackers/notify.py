@@ -32,6 +32,7 @@ from distributed.planning.run_time import promised_time, took_text
 from profiles.bootstrap import release_and_end
 from profiles.errors import BadInput, StoppedByUser
 from profiles.installation import NOTIFICATION_TARGET
+from profiles.quantities import span_text
 from training.records.event_log import newest_number
 from training.records.events import EvaluationEvent, Event, MemberEvent
 from training.records.run_files import write_atomically
@@ -201,5 +202,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         return f"exit code {error.returncode}"
     if isinstance(error, (TimeoutError, subprocess.TimeoutExpired)):
-        return f"no answer within {_PATIENCE:.0f} s"
+        return f"no answer within {span_text(_PATIENCE)}"
     return visible(error)

@@ -36,6 +36,7 @@ from distributed.agent.requests import Attach, Start
 from distributed.agent.run_folders import write_files
 from distributed.agent.spool import Spool, stored_records
 from distributed.system import keep_awake
+from profiles.quantities import span_text
 from training.records.lease import Lease, held_elsewhere
 
 SOCKET = "agent.sock"
@@ -129,7 +130,7 @@ class Daemon:
 
     @property
     def _silence(self) -> str:
-        return f"the machine that started the run has not been heard for {self._lease:g} s"
+        return f"the machine that started the run has not been heard for {span_text(self._lease)}"
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         folder = str(self._folder)

@@ -31,6 +31,7 @@ from typing import Any
 from distributed.agent.install_failures import explain
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
 from distributed.system import keep_awake
+from profiles.quantities import bytes_text
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SIZE, SIZE_WITH_CUDA = 1_600_000_000, 5_600_000_000
@@ -91,7 +92,7 @@ class InstallLog:
             unit = 1024 if size[3] else 1000
             self.bytes += float(size[1]) * unit ** " kMG".index(size[2] or " ")
         count = f"package {self.fetched} of {self.packages}, " if self.fetched else ""
-        return f"downloading {name} ({count}{self.bytes / 1e6:.0f} MB in all)"
+        return f"downloading {name} ({count}{bytes_text(self.bytes)} in all)"
 
     @property
     def share(self) -> float:
@@ -108,7 +109,7 @@ class DiskGrowth:
 
     def __call__(self) -> str:
         before, self._bytes = self._bytes, sum(map(_bytes_in, self._folders))
-        return f"{self._log.latest}; {self._bytes / 1e6:.0f} MB are on the disk" if self._bytes > before else ""
+        return f"{self._log.latest}; {bytes_text(self._bytes)} are on the disk" if self._bytes > before else ""
 
 
 class EmptyEnvironment:
@@ -119,7 +120,7 @@ class EmptyEnvironment:
 
     def __call__(self) -> str:
         self._bytes = _bytes_in(self._folder)
-        return f"{self._stage}: {self._bytes / 1e6:.0f} of about {_EMPTY / 1e6:.0f} MB"
+        return f"{self._stage}: {bytes_text(self._bytes)} of about {bytes_text(_EMPTY)}"
 
     def share(self) -> float:
         """Return the share of the whole installation that is done."""
@@ -318,9 +319,8 @@ def _trains(recipe: BuildEnvironment) -> bool:
 def _check_room(folder: Path, recipe: BuildEnvironment) -> None:
     """Raises Unbuildable where the packages do not fit on the disk."""
     needed = SIZE_WITH_CUDA if has_cuda() and not recipe.wheels else SIZE
-    free = shutil.disk_usage(folder).free
-    if _trains(recipe) and free < needed:
-        problem = f"its packages take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free at {folder}"
+    if _trains(recipe) and (free := shutil.disk_usage(folder).free) < needed:
+        problem = f"its packages take {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
         raise Unbuildable(problem, "free some space there, or set 'project_path' to another disk")
 
 

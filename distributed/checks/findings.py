@@ -11,7 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from distributed.agent.machine_health import LOSES_LARGE
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 from distributed.ssh.keys.host_keys import NEW_HOST_KEYS
-from profiles.quantities import bytes_text, memory_text
+from profiles.quantities import (
+    bytes_text,
+    flops_text,
+    memory_text,
+    offset_text,
+    share_text,
+    span_text,
+    temperature_text,
+)
 
 Level = Literal["ok", "warning", "problem"]
 _Text = Annotated[str, Field(max_length=200)]
@@ -126,7 +134,7 @@ def judge_facts(facts: Facts) -> list[Finding]:
         (facts.python[:2] >= OLDEST_PYTHON, "python", version, f"{oldest} or newer"),
         (bool(facts.torch), "torch", facts.torch, "one version on all machines"),
         (facts.free >= FREE_BYTES, "disk", f"{bytes_text(facts.free)} free", bytes_text(FREE_BYTES)),
-        (abs(ahead) <= CLOCK_TOLERANCE, "clock", f"{ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
+        (abs(ahead) <= CLOCK_TOLERANCE, "clock", offset_text(ahead), f"at most {span_text(CLOCK_TOLERANCE)} off"),
     ]
     findings = [Finding(check, "ok", seen, needed) for in_order, check, seen, needed in looked_at if in_order]
     sandboxed = guarded_folder(facts.root, facts.system)
@@ -186,7 +194,9 @@ def _devices(health: Health) -> Iterator[Finding]:
                 "device", "problem", f"{device.device}: {device.problem}", "a correct product of two matrices", fix
             )
         else:
-            yield Finding("device", "ok", f"{device.device}: {device.gflops or 0:.0f} GFLOP/s", "a correct product")
+            yield Finding(
+                "device", "ok", f"{device.device}: {flops_text(1e9 * (device.gflops or 0))}", "a correct product"
+            )
     if health.nvidia and not any(device.device.startswith("cuda") for device in health.devices):
         seen = f"{health.nvidia[0].name} (driver {health.nvidia[0].driver}) is not used: torch has no CUDA there"
         fix = "install a CUDA build of torch there, or a newer driver (nvidia-smi shows the newest CUDA that it knows)"
@@ -202,7 +212,7 @@ def _devices(health: Health) -> Iterator[Finding]:
 def _power(health: Health) -> Iterator[Finding]:
     power = health.power
     seen = {"": "no battery", "ac": "mains", "battery": "runs on battery"}[power.source]
-    percent = "" if power.percent is None or not power.source else f", {power.percent} %"
+    percent = "" if power.percent is None or not power.source else f", {share_text(power.percent / 100)}"
     yield Finding.warn_if(power.source == "battery", "power", f"{seen}{percent}", "mains power", "plug it in")
     if power.saving:
         fix = "sudo pmset -a lowpowermode 0 (Linux: powerprofilesctl set balanced)"
@@ -218,9 +228,11 @@ def _heat(health: Health) -> Iterator[Finding]:
     readings = (health.celsius, *(gpu.celsius for gpu in health.nvidia))
     temperatures = [celsius for celsius in readings if celsius is not None]
     is_hot = health.throttled or max(temperatures, default=0.0) >= HOT
-    degrees = f"{max(temperatures):.0f} °C" if temperatures else "unknown"
+    degrees = temperature_text(max(temperatures)) if temperatures else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
-    yield Finding.warn_if(is_hot, "heat", seen, f"below {HOT:.0f} °C", "let it cool down; are its vents blocked?")
+    yield Finding.warn_if(
+        is_hot, "heat", seen, f"below {temperature_text(HOT)}", "let it cool down; are its vents blocked?"
+    )
 
 
 def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:

@@ -45,6 +45,7 @@ from distributed.joining.keys import JoiningKey, door_message, is_signed, leave_
 from distributed.joining.pairing import BadPeer, Pairing
 from distributed.joining.sharing import Share, admit
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 
 JOIN = "muster machines join"
@@ -255,7 +256,7 @@ class Door:
             session = await asyncio.wait_for(call, _BACK)
         except asyncio.TimeoutError:
             line.close()  # if it is there at all, it dials again
-            problem = f"{name} is connected, but did not answer within {_BACK:.0f} s"
+            problem = f"{name} is connected, but did not answer within {span_text(_BACK)}"
             await self._answer(caller, {"problem": problem, "hint": "is it asleep, or its cable out?"})
             return
         finally:

@@ -216,13 +216,13 @@ class Probe:
         try:
             reply = json.loads(self._process.read_line(timeout))
         except TimeoutError:
-            raise SshError(self.name, f"its link probe has not answered for {timeout:.0f} s") from None
+            raise SshError(self.name, "its link probe did not answer in time") from None
         except ValueError:
             last_words = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SshError(self.name, f"its link probe ended ({' '.join(last_words) or 'no message'})") from None
-        if not isinstance(reply, dict) or "error" in reply:
-            raise SshError(self.name, str(reply.get("error")) if isinstance(reply, dict) else "its link probe failed")
-        return reply
+        if isinstance(reply, dict) and "error" not in reply:
+            return reply
+        raise SshError(self.name, str(reply["error"]) if isinstance(reply, dict) else "its link probe failed")
 
 
 def _reaches_others(interface: str, address: str) -> bool:

@@ -220,10 +220,10 @@ IN_USE, ESTIMATED = "measured-in-use", "estimated"
 _NOTICEABLE_PERCENT = 0.05
 """Per cent of a step below which waiting is not mentioned."""
 _WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
-_LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
+_LOSS = "the final loss {higher} (at most {bound_text} is accepted)"
 _RATHER = (
     "{subject} is used rather than {other}, which is about as fast ({rival:.2f} against {useful:.2f}; predictions "
-    "cannot tell differences below {percent:.0f} %): "
+    "cannot tell differences below {percent_text}): "
 )
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would compute a step in {compute_text} and "
@@ -231,9 +231,9 @@ WORDS = {
     "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines would "
     "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
-    "{useful:.2f}; predictions cannot tell differences below {percent:.0f} %)",
+    "{useful:.2f}; predictions cannot tell differences below {percent_text})",
     "about-equal-alone": "{subject} alone is about as fast ({rival:.2f} against {useful:.2f}; predictions cannot tell "
-    "differences below {percent:.0f} %)",
+    "differences below {percent_text})",
     "rather-exact": _RATHER + "it averages gradients exactly",
     "rather-encrypted": _RATHER + "its traffic is encrypted",
     "rather-fp32": _RATHER + "it sends numbers in full (fp32)",
@@ -271,8 +271,8 @@ WORDS = {
     "training traffic is not encrypted, so it is used only if you ask for it: --set engine=nccl",
     "coordinator-on-battery": "{subject} holds the run together and runs on battery: plug it in",
     "owns-none": "{subject} trains, and leaves merging the weights to the others, because its {other} is slow",
-    "owns-less": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is slow",
-    "owns-more": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is fast",
+    "owns-less": "{subject} merges {percent_text} of the weights instead of {even_text}, because its {other} is slow",
+    "owns-more": "{subject} merges {percent_text} of the weights instead of {even_text}, because its {other} is fast",
     "direct": "{source} and {other} exchange directly",
     "small": "{source} and {other} exchange directly, in small packets: large ones are lost on the way",
     "data-stay": DATA_STAY,
@@ -285,8 +285,8 @@ WORDS = {
     "no-room-beside": "{subject} is left out: it does not have the memory for its part",
     "accumulation-for-memory": "a step takes {accumulation:.0f} micro-batches instead of {before:.0f}, to fit into "
     "memory; its result is the same",
-    "accumulation-would-help": "{subject} waits for the network {share:.0f} % of a step; {times:.0f} times the "
-    "gradient_accumulation, and so {times:.0f} times the batch, would make that {then:.0f} %",
+    "accumulation-would-help": "{subject} waits for the network {share_text} of a step; {times:.0f} times the "
+    "gradient_accumulation, and so {times:.0f} times the batch, would make that {then_text}",
     "does-not-fit": "{subject} is left out: one sample needs {needed_text}, and {free_text} are free",
     "would-fit-with-checkpointing": "it would fit {subject} with gradient_checkpointing = true "
     "({needed_text} of {free_text}), for a third more compute",
@@ -301,13 +301,12 @@ WORDS = {
     "cable-to": "with a cable to {subject}" + _WIRED,
     "cable-between": "with a cable between {subject} and {other}" + _WIRED,
     "cables-to": "with cables to {subject}" + _WIRED,
-    IN_USE: "measured while {subject} was busy (other programs used {others:.0f} % of its processors)",
+    IN_USE: "measured while {subject} was busy (other programs used {others_text} of its processors)",
     ESTIMATED: "the speed of {subject} is guessed, not measured",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says; --set {other}=auto compares all",
     "no-cost-model": "{subject} was not considered: {other}",
-    "no-interval": "{subject} was not considered: at no interval does the expected loss stay within "
-    "{bound_percent:.3g} %",
+    "no-interval": "{subject} was not considered: at no interval does the expected loss stay within {bound_text}",
     "refused": "{subject} was not considered: it {other}",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
@@ -322,8 +321,8 @@ WORDS = {
     "layout-small-devices": "{other} need a block each, and {subject} has the memory for none",
     "layout-no-memory": "the memory of {subject} does not hold all blocks, in any order",
     "layout-no-link": "{subject} would need links that were not measured",
-    "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble:.0f} % "
-    "of it, and wait for links for {share:.0f} %",
+    "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble_text} "
+    "of it, and wait for links for {share_text}",
     "layout-several-members": "{subject} learn {useful:.2f} times as fast as {other}; their exchanges take "
     "{exchange_text} of a step of {step_text}",
     "layout-one-member": "{subject} would learn {useful:.2f} times as fast as {other}; their exchanges would take "
@@ -339,14 +338,14 @@ WORDS = {
 def sentence(reason: Reason) -> str:
     """Return a reason as a sentence."""
     numbers = dict(reason.numbers)
+    numbers |= {"bound": 100 * numbers["bound"]} if reason.code == "no-interval" else {}
+    words = {f"{name}_text": share_text(number / 100) for name, number in numbers.items()}  # those that are per cent
     times = ("seconds", "exchange", "compute", "exposed", "step")
-    words = {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
+    words |= {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
     words |= {f"{name}_text": memory_text(numbers[name]) for name in ("needed", "free") if name in numbers}
     words |= {"rate": rate_text(numbers["mbit"])} if "mbit" in numbers else {}
-    words |= {"share_text": share_text(numbers["share"] / 100)} if "share" in numbers else {}
     if "loss" in numbers:
-        words["higher"] = f"may be {numbers['loss']:.1f} % higher" if numbers["loss"] >= 0.05 else "should be no higher"
-    numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
+        words["higher"] = f"may be {words['loss_text']} higher" if numbers["loss"] >= 0.05 else "should be no higher"
     code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
     return WORDS[code].format(
         source=reason.subject,
@@ -367,7 +366,7 @@ def in_use(planning: Planning | None) -> tuple[str, ...]:
         return (*guessed, *(sentence(reason) for reason in reasons))
     *names, last = (reason.subject for reason in reasons)
     most = max(reason.numbers["others"] for reason in reasons)
-    others = f"other programs used up to {most:.0f} % of their processors"
+    others = f"other programs used up to {share_text(most / 100)} of their processors"
     return (*guessed, f"measured while {', '.join(names)} and {last} were busy ({others})")
 
 

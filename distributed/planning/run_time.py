@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
-from profiles.quantities import duration_text, machine_text
+from profiles.quantities import duration_text, machine_text, share_text
 from training.records.plan import MemberPlan, RunPlan
 
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
@@ -132,7 +132,7 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
             longer = f"{duration_text(after)} instead of {duration_text(seconds)}"
             words.append(f"To be as good as the model of {alone}, which is faster, this run must train {longer}.")
     if candidate.loss_increase:
-        words.insert(0, f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
+        words.insert(0, f"The final loss may be {share_text(candidate.loss_increase)} higher.")
     return " ".join(words)
 
 

@@ -29,7 +29,7 @@ from distributed.planning.documents.cluster import (
 from distributed.planning.documents.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
-from profiles.quantities import memory_text
+from profiles.quantities import memory_text, setting_text
 from profiles.schema import Profile
 from training.records.bounded_fields import first_problem
 from training.records.plan import ClockPlan, RunPlan
@@ -215,7 +215,7 @@ def _with_speeds(plan: RunPlan, speeds: list[float]) -> RunPlan:
     settings = plan.profile.strategy
     if getattr(settings.owned.get(settings.strategy), "speeds", ""):
         return plan
-    text = ",".join(f"{max(0.001, speed / max(speeds)):.4g}" for speed in speeds)
+    text = ",".join(setting_text(round(max(0.001, speed / max(speeds)), 4)) for speed in speeds)
     strategy = settings.with_options_of(settings.strategy, speeds=text)
     return plan.model_copy(update={"profile": plan.profile.model_copy(update={"strategy": strategy})})
 

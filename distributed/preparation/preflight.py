@@ -25,7 +25,7 @@ from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError, install_hint
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import training_python
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, span_text
 from profiles.schema import Profile
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
 from training.tasks.registry import inputs_of
@@ -254,7 +254,7 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
         return SshError(name, problem, hint)
     if abs(facts.clock_ahead) > CLOCK_TOLERANCE:
         direction = "ahead of" if facts.clock_ahead > 0 else "behind"
-        problem = f"its clock is {abs(facts.clock_ahead):.0f} s {direction} this machine's"
+        problem = f"its clock is {span_text(round(abs(facts.clock_ahead)))} {direction} this machine's"
         return SshError(name, problem, "let the network set it (timedatectl set-ntp true; on a Mac: Date & Time)")
     return None
 

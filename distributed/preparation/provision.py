@@ -30,7 +30,7 @@ from distributed.preparation.wheels import InstallProgress, collect_wheels
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import DISTRIBUTION, SHARED, can_train, program, setup_line
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, span_text
 from training.records.bounded_fields import parse_object
 
 _SILENCE = 900.0
@@ -327,5 +327,5 @@ def _line(link: MachineLink, read_line: Callable[[float], bytes]) -> bytes:
     try:
         return read_line(_SILENCE)
     except TimeoutError:
-        problem = f"making its environment got stuck: no output for {_SILENCE / 60:.0f} minutes"
+        problem = f"making its environment got stuck: no output for {span_text(_SILENCE)}"
         raise PackagesMissing(link.name, problem, "is its package index slow? Try --offline-wheels") from None

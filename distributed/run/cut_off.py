@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from profiles.quantities import span_text
+
 CUT_OFF = 900.0
 """Seconds for which a supervisor that cannot reach most members waits for them."""
 SEPARATED = 60.0
@@ -60,7 +62,7 @@ class CutOff:
                 self._since = self._clock()
                 self._warn(
                     f"{away} of {members} members cannot be reached, and may train on without this "
-                    f"computer; it looks for them for {CUT_OFF / 60:.0f} minutes"
+                    f"computer; it looks for them for {span_text(CUT_OFF)}"
                 )
             if self._clock() - self._since >= CUT_OFF:
                 self._leave()

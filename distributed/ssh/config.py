@@ -28,6 +28,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.keys.host_keys import KnownHosts, in_home, known_name, read_lines, split_paths
 from profiles.errors import BadInput
 from profiles.installation import program as command
+from profiles.quantities import span_text
 
 USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"
@@ -193,7 +194,7 @@ def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        problem = f"no answer from ssh -G {target.host} in {_TIMEOUT:.0f} s"
+        problem = f"no answer from ssh -G {target.host} in {span_text(_TIMEOUT)}"
         config = target.config_file or USER_CONFIG
         hint = f"this computer is very busy, or a Match exec in {config} hangs; try it: ssh -G {target.host}"
         raise BadInput(problem, hint, machine=target.name) from None

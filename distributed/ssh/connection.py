@@ -46,6 +46,7 @@ from distributed.ssh.process import LOST_HINT, Completed, Input, RemoteProcess, 
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, SshStream, dial
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 
 __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget", "Trust"]
 
@@ -212,7 +213,7 @@ class SshConnection:
         try:
             return process.communicate(None, timeout)
         except CommandTimeout:
-            problem = f"it let us in, but its first command did not end within {timeout:.0f} s"
+            problem = f"it let us in, but its first command did not end within {span_text(timeout)}"
             hint = (
                 f"do the user's start files there wait for something? Try: ssh {self.host.user}@{self.host.hostname} "
                 "true; if they are only slow, give it a longer ConnectTimeout in ~/.ssh/config"
@@ -248,7 +249,7 @@ class SshConnection:
                     self._send_first(channel, first_input)
         except (paramiko.SSHException, EOFError, OSError):
             if deadline.passed and self.transport.is_active():
-                problem = f"its SSH server did not start a command within {timeout:.0f} s"
+                problem = f"its SSH server did not start a command within {span_text(timeout)}"
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
         process = RemoteProcess(self.host, channel, self._marker)
@@ -366,12 +367,10 @@ class SshConnection:
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. Idempotent."""
         self._remote_ports.leave()
-        for forward in self._forwards:
-            forward.close()
-        self._forwards.clear()
         self._heartbeat.stop()
-        for connection in self._further:
-            connection.close()
+        for opened in (*self._forwards, *self._further):
+            opened.close()
+        self._forwards.clear()
         self.transport.close()
         if self.gateway is not None and self._owns_gateway:
             self.gateway.close()

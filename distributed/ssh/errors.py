@@ -8,6 +8,7 @@ from typing import ClassVar
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import MachinesNotReady
 from profiles.installation import program
+from profiles.quantities import span_text
 
 REMOTE_LOGIN = (
     "on a Mac turn on System Settings > General > Sharing > Remote Login; "
@@ -26,7 +27,7 @@ def install_hint() -> str:
 
 def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:
     """Return problem and hint where an endpoint refuses connections that answered so many seconds ago."""
-    problem = f"{endpoint} answered {seconds:.0f} s ago and refuses connections now"
+    problem = f"{endpoint} answered {span_text(round(seconds))} ago and refuses connections now"
     return problem, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
 
 

@@ -23,6 +23,7 @@ from distributed.ssh.command_log import CommandRecord, failure_text
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 
 CHUNK = 64 * 1024
 LOST_HINT = "is the machine still on and in this network?"
@@ -348,5 +349,5 @@ def _left(end: float | None) -> float | None:
 
 
 def _too_slow(machine: str, timeout: float | None) -> CommandTimeout:
-    problem = f"a command did not end within {timeout or 0:.0f} s"
+    problem = f"a command did not end within {span_text(timeout or 0)}"
     return CommandTimeout(machine, problem, "is it very busy, or hung? try again")

@@ -34,6 +34,7 @@ from distributed.ssh.errors import (
     refused_again,
 )
 from distributed.ssh.login_history import note_answer, seconds_since_answer
+from profiles.quantities import span_text
 from training.exchange.links.dialling import send_small_segments
 
 _UNAUTHENTICATED_LIMIT = 256 * 1024
@@ -250,7 +251,7 @@ def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.Addres
     try:
         resolved = lookup.result(deadline.remaining)
     except concurrent.futures.TimeoutError:
-        problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
+        problem = f"looking up the name '{host.hostname}' took more than {span_text(deadline.seconds)}"
         raise NameUnknown(host.machine, problem, host.note or "is the name server of this computer up?") from None
     except (OSError, UnicodeError):
         raise NameUnknown(host.machine, *explain_name(host)) from None
@@ -293,9 +294,9 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
     ago = seconds_since_answer(address, host.port)
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
-        problem = f"no answer from {endpoint} within {deadline.seconds:.0f} s"
+        problem = f"no answer from {endpoint} within {span_text(deadline.seconds)}"
         if ago is not None:
-            return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", WENT_SILENT)
+            return ConnectTimeout(host.machine, f"{problem}, and it answered {span_text(round(ago))} ago", WENT_SILENT)
         return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:
@@ -342,7 +343,7 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
 
 def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") -> Stalled:
     """Return the error for a server that went silent, with the notice that it has shown, if any."""
-    problem = f"{host.host_port} accepted the connection but {silence} within {seconds:.0f} s"
+    problem = f"{host.host_port} accepted the connection but {silence} within {span_text(seconds)}"
     if "://" in notice:
         hint = "open the address that it shows, confirm the log-in there, and try again"
         return Stalled(host.machine, f"{problem}; it says: {notice!r}", hint)
@@ -351,7 +352,7 @@ def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") 
 
 def stalled_exchange(host: ResolvedHost, seconds: float) -> Stalled:
     """Return the error for a server that went silent after its identification; the next packets are larger."""
-    problem = f"{host.host_port} introduced itself, but the key exchange did not end within {seconds:.0f} s"
+    problem = f"{host.host_port} introduced itself, but the key exchange did not end within {span_text(seconds)}"
     hint = "it is overloaded or hung, or large packets are lost on the way (a VPN's MTU), which this shows: ping -M do"
     return Stalled(host.machine, problem, f"{hint} -s 1400 {host.hostname} (on a Mac: ping -D -s 1400)")
 

@@ -28,7 +28,7 @@ from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record, encoded, start_request
 from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, span_text
 from training.records.bounded_fields import first_problem
 from training.records.events import ErrorEvent, Event, WarningEvent, to_line
 from training.run.processes import UNREACHED, NumberedLine
@@ -246,7 +246,7 @@ class RemoteWorker:
             # A worker that is no longer wanted is ended by its lease where we cannot reach it.
             timeout = self.timeouts.silence if self.is_unwanted else self.timeouts.give_up
             if time.monotonic() - last_heard > timeout and (self.is_unwanted or not self.is_cut_off()):
-                self._lose(f"{UNREACHED} for {timeout:.0f} s")
+                self._lose(f"{UNREACHED} for {span_text(timeout)}")
                 return
             self.is_connected = False
             if not is_disconnected:

@@ -14,7 +14,7 @@ from app.cli.arguments import OUTPUT, Json, Output
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, visible
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, share_text
 
 if TYPE_CHECKING:
     from speech.export.export import ExportOutcome
@@ -92,7 +92,7 @@ def _compared(outcome: ExportOutcome, export_format: Format) -> Iterator[str]:
         yield f"  exported: {visible(comparison.exported)}"
     if result:
         equal_texts = f"the same: {result.identical} of {counted(len(result.transcripts), 'text')}"
-        yield f"{equal_texts}; {result.word_difference:.1%} of the words differ"
+        yield f"{equal_texts}; {share_text(result.word_difference)} of the words differ"
     else:
         yield f"not checked: {visible(outcome.manifest['check']['reason'])}"
     files = outcome.manifest["files"]

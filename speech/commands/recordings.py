@@ -14,7 +14,7 @@ from app.cli.arguments import OUTPUT, Device, Json, Language, Output
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import command_line, say, say_error, visible
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import duration_text
+from profiles.quantities import duration_text, share_text
 
 if TYPE_CHECKING:
     from speech.recordings.dataset_folder import Result
@@ -222,6 +222,6 @@ def _lines(recording: RecordingResult) -> Iterator[str]:
     yield f"{visible(recording.name)}: {counted(recording.clips, 'clip')}, {length}"
     if recording.transcript_words:
         share = recording.given_words / recording.transcript_words
-        yield f"  {share:.1%} of the transcript's {recording.transcript_words} words are in the clips"
+        yield f"  {share_text(share)} of the transcript's {recording.transcript_words} words are in the clips"
     for reason, count in (recording.reasons or {}).items():
         yield f"  left out: {count} x {visible(reason)}"

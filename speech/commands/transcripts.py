@@ -20,7 +20,7 @@ from app.cli.terminal import answer, reporting
 from app.console import answered_yes, say, show_line, visible
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
 from profiles.locations import is_on_hub
-from profiles.quantities import duration_text
+from profiles.quantities import duration_text, error_rate_text
 from profiles.schema import Profile
 from speech.data.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
 from speech.data.speech_clips import FileSource
@@ -128,7 +128,7 @@ def _show(doubts: Sequence[SuspectClip], chosen: Sequence[SuspectClip], bounds: 
     for doubt in chosen[:_SHOWN]:
         hint = f"  ({doubt.hint})" if doubt.hint else ""
         times = f", {doubt.failed_passes(bounds)} of {len(doubt.wers)} times" if len(doubt.wers) > 1 else ""
-        figures = f"WER {doubt.wer:.0%}, {doubt.margin:.1f} nats{times}"
+        figures = f"WER {error_rate_text(doubt.wer)}, {doubt.margin:.1f} nats{times}"
         show_line(visible(f"{doubt.clip.id}  {figures}: {doubt.clip.text!r}, heard {doubt.heard[0]!r}{hint}"))
     hidden_note = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
     listens = len(doubts[0].wers) if doubts else 0

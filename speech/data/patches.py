@@ -22,7 +22,7 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, setting_text
 from speech.data.path_resolution import resolve_path
 from speech.data.sound_containers import SOUND_ENDINGS
 from speech.data.speech_clips import TEXT_COLUMNS, Clip, SpeechSplits
@@ -275,13 +275,13 @@ class TextBounds:
             ("compression ratio", row.compression, self.compression, ": it repeats itself"),
         ):
             if value > upper:
-                return _left_out(row, name, value, f"above {upper:g}{explanation}")
+                return _left_out(row, name, value, f"above {setting_text(upper)}{explanation}")
         for name, value, lower in (
             ("confidence", row.confidence, self.confidence),
             ("agreement", row.agreement, self.agreement),
         ):
             if value < lower:
-                return _left_out(row, name, value, f"below {lower:g}")
+                return _left_out(row, name, value, f"below {setting_text(lower)}")
         return dataclasses.replace(row, left_out="", kind="")
 
 

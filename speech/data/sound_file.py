@@ -23,6 +23,7 @@ from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
+from profiles.quantities import position_text
 from speech.data.sound_containers import find_flaw, is_chained, mp3_frames, without_tags
 
 Samples = npt.NDArray[np.float32]
@@ -45,8 +46,7 @@ _WITH_GAPS = ("matroska", "mov")
 """Formats whose timestamps reveal gaps: silence omitted by Opus, or a track that begins late."""
 _MAX_GAP = 3600.0  # seconds
 _JITTER = 0.1  # tolerated error of frame timestamps, in seconds
-_MAX_CHANNELS = 64
-_MAX_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
+_MAX_CHANNELS, _MAX_RATE = 64, 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
 _BLOCK = 1 << 16  # samples per yielded block
 _SLACK = 0.3  # seconds by which a header may exceed the audio: encoder delay and padding
 _CONTEXT = 1.0
@@ -261,7 +261,7 @@ class SoundFile:
         try:
             yield from self._container.demux(self._stream)
         except (FFmpegError, OSError) as error:
-            message = f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}"
+            message = f"not readable after {position_text(self._position.seconds)}: {_reason_of(error)}"
             raise AudioError(message, self._intact_seconds) from error
 
     def _check_whole(self) -> None:
@@ -270,10 +270,10 @@ class SoundFile:
             raise AudioError(self.flaw, self._intact_seconds)
         seconds = self._header_seconds() if self._is_at_end else None
         if seconds is not None and self._position.seconds < seconds - _SLACK:
-            message = f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read"
-            raise AudioError(message, self._intact_seconds)
+            readable = f"{position_text(self._position.seconds)} of {position_text(seconds)}"
+            raise AudioError(f"damaged or broken off: {readable} can be read", self._intact_seconds)
         if self._damaged_at is not None:
-            raise AudioError(f"damaged at {self._damaged_at:.2f} s", self._damaged_at)
+            raise AudioError(f"damaged at {position_text(self._damaged_at)}", self._damaged_at)
 
     @property
     def _intact_seconds(self) -> float:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
+from profiles.quantities import span_text
 from speech.data.path_resolution import resolve_path
 from speech.data.sound_containers import SOUND_ENDINGS
 from training.tasks.data_files.plain_text import find_markup
@@ -281,7 +282,7 @@ def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset:
     if "window" in problem and window < PUBLISHED_WINDOW:
         options = ["--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
         command = program("distributed-train", LONG_WINDOW_PROFILE, *options)
-        hint += f", or take a model that hears more ({PUBLISHED_WINDOW:g} s): {command}"
+        hint += f", or take a model that hears more ({span_text(PUBLISHED_WINDOW)}): {command}"
     return BadInput(f"{counted(len(clips), 'clip')} {problem}: {names}", hint)
 
 
@@ -292,4 +293,4 @@ def list_clips(clips: Sequence[Clip]) -> str:
 
 def too_long_for(window: float) -> str:
     """Return the description of clips longer than the model's window."""
-    return f"longer than the model's window of {window:g} s"
+    return f"longer than the model's window of {span_text(window)}"

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, RunFailed, counted
+from profiles.quantities import share_text
 from profiles.schema import ModelSettings
 from speech.export.exporters import (
     CheckClip,
@@ -164,7 +166,7 @@ def _metrics(source: ModelSource) -> list[str]:
 def _figure(name: str, value: Any) -> str:
     if not isinstance(value, (int, float)):
         return "-"
-    return f"{100 * value:.1f} %" if name in ("wer", "cer") else f"{value:.3g}"
+    return metric_text(name, value, exact=True)
 
 
 def _cell(value: Any) -> str:
@@ -338,7 +340,7 @@ def _check_difference(result: CheckResult, request: ExportRequest) -> None:
         return
     worst = next(pair for pair in result.transcripts if pair.original != pair.exported)
     example = f"{worst.name}: {worst.original[:80]!r} became {worst.exported[:80]!r}"
-    message = f"the {request.format.name} model differs in {result.word_difference:.1%} of the words: {example}"
+    message = f"the {request.format.name} model differs in {share_text(result.word_difference)} of the words: {example}"
     hint = "nothing was kept; choose another --quantize, or allow more with --max-difference"
     raise RunFailed(message, hint)
 

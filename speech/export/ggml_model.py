@@ -21,6 +21,7 @@ import numpy.typing as npt
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput, RunFailed
+from profiles.quantities import span_text
 from speech.export.exporters import CheckClip, Exporter, MergedWhisper
 from speech.whisper.model import WhisperModelWrapper
 from training.run.processes import environment
@@ -96,7 +97,9 @@ def _require_readable(wrapper: WhisperModelWrapper, precision: str) -> None:
     if config.vocab_size < _ENGLISH or ids != [start, start + 1]:
         problem = "its vocabulary is not that of OpenAI's Whisper"
     elif config.max_source_positions != _CHUNK:
-        problem = f"it hears {wrapper.log_mel.seconds:g} s, and whisper.cpp goes through a recording in steps of 30 s"
+        problem = (
+            f"it hears {span_text(wrapper.log_mel.seconds)}, and whisper.cpp goes through a recording in steps of 30 s"
+        )
     elif {config.encoder_ffn_dim, config.decoder_ffn_dim} != {4 * config.d_model}:
         problem = "its feed-forward layers are not four times as wide as the model"
     elif config.activation_function != "gelu":
@@ -180,7 +183,9 @@ def _transcribe(folder: Path, merged: MergedWhisper, clips: Sequence[CheckClip])
         variables, data = environment(0), sound.tobytes()
         process = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT, env=variables)
     except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"whisper.cpp did not end within {_TIMEOUT} s", "check later with --no-check") from error
+        raise RunFailed(
+            f"whisper.cpp did not end within {span_text(_TIMEOUT)}", "check later with --no-check"
+        ) from error
     if process.returncode:
         raise RunFailed(
             f"whisper.cpp cannot run the exported model: exit code {process.returncode}", "export to ctranslate2"

@@ -16,6 +16,7 @@ from typing import Any
 from profiles.errors import BadInput, counted
 from profiles.installation import program
 from profiles.locations import is_on_hub
+from profiles.quantities import share_text
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from speech.data.language_codes import language_code
 from speech.data.patches import BLACKLIST, PSEUDO
@@ -160,7 +161,7 @@ def _notes(history: Mapping[str, int], data: DataSettings) -> Iterator[str]:
         yield f"patches: {', '.join(patches)}; {program('data', 'patches', data.dataset_path, '--origin')}"
     if count := history.get("pseudo"):
         share = data.pseudo_share
-        taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"
+        taken = f"at most {share_text(share)} of the training clips" if share else "none taken; set pseudo_share"
         yield f"pseudo.csv: {counted(count, 'text')} by a model; {taken}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 from profiles.schema import Profile
 from speech.data.patches import FOLDER as PATCHES
 from speech.data.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
@@ -46,7 +47,7 @@ class SpeechInputs(TaskInputs):
         if not (instead := too_long.get("instead")):
             return None
         language = {"language": profile.model.language} if profile.model.language else {}
-        reason = f"{too_long['error']}; profile {instead} is taken, which hears {PUBLISHED_WINDOW:g} s"
+        reason = f"{too_long['error']}; profile {instead} is taken, which hears {span_text(PUBLISHED_WINDOW)}"
         return Substitute(instead, language, reason)
 
     def can_select(self, profile: Profile) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiles.quantities import setting_text, share_text, span_text
 from speech.data.sound_file import Samples
 from speech.recordings.recording import Exclusion, ExclusionReason, Recording
 from speech.scoring.text_normalisation import fold
@@ -93,18 +94,18 @@ def judge(recording: Recording, measures: Measures, limits: Limits) -> Exclusion
     if seconds <= 0:
         return Exclusion(ExclusionReason.EMPTY, "holds no sound")
     if seconds > limits.longest:
-        return Exclusion(ExclusionReason.TOO_LONG, f"{seconds:.1f} s, more than {limits.longest:g} s")
+        return Exclusion(ExclusionReason.TOO_LONG, f"{span_text(seconds)}, more than {span_text(limits.longest)}")
     if seconds < limits.shortest:
-        return Exclusion(ExclusionReason.TOO_SHORT, f"{seconds:.2f} s, less than {limits.shortest:g} s")
+        return Exclusion(ExclusionReason.TOO_SHORT, f"{span_text(seconds)}, less than {span_text(limits.shortest)}")
     if recording.silence:
         return None
     if measures.loudest < limits.silence:
         return Exclusion(ExclusionReason.SILENT, f"at most {measures.loudest:.0f} dB of full scale")
     if measures.clipped > limits.clipped:
-        return Exclusion(ExclusionReason.CLIPPED, f"{measures.clipped:.1%} of the samples are at full scale")
+        return Exclusion(ExclusionReason.CLIPPED, f"{share_text(measures.clipped)} of the samples are at full scale")
     rate = len(recording.text) / seconds
     if not limits.fewest_characters <= rate <= limits.most_characters:
-        bounds = f"{limits.fewest_characters:g} to {limits.most_characters:g}"
+        bounds = f"{setting_text(limits.fewest_characters)} to {setting_text(limits.most_characters)}"
         return Exclusion(ExclusionReason.CHARACTERS, f"{rate:.1f} characters a second, not {bounds}")
     return None
 

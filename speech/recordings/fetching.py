@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 import certifi
 
 from profiles.errors import BadInput, counted
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, span_text
 from speech.recordings.recording import ExclusionReason, UnusableRecording
 
 _BLOCK = 2**16
@@ -158,7 +158,7 @@ class Fetcher:
                 if count > limit:
                     raise _too_large(limit)
                 if time.monotonic() > deadline:
-                    raise _unusable(f"not done after {self._limits.file_seconds:.0f} s", is_transient=True)
+                    raise _unusable(f"not done after {span_text(self._limits.file_seconds)}", is_transient=True)
                 try:
                     file.write(block)
                 except OSError as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from profiles.quantities import position_text
 from speech.data.path_resolution import path_as_written, readings, resolve_path
 from speech.data.speech_clips import (
     COLUMNS,
@@ -250,7 +251,9 @@ def _length(row: Row, end_column: str, offset: float) -> float | None:
         return row.number("duration")
     if end <= offset:
         raise BadInput(
-            f"{row.location}, column {end_column}: it ends at {end:g} s and begins at {offset:g} s", "correct it"
+            f"{row.location}, column {end_column}: it ends at {position_text(end)}, before its begin at "
+            f"{position_text(offset)}",
+            "correct it",
         )
     return end - offset
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from profiles.quantities import setting_text
 from training.lazy import np
 from training.tasks.outputs.alignment import aligned_texts
 from training.tasks.outputs.predictions import Prediction
@@ -98,8 +99,8 @@ def _slices(predictions: Iterable[Prediction], name_of: Callable[[Prediction], s
 
 
 def _ranges(edges: Sequence[float], unit: str) -> list[str]:
-    inner = [f"{low:g} to {high:g} {unit}" for low, high in pairwise(edges)]
-    return [f"under {edges[0]:g} {unit}", *inner, f"{edges[-1]:g} {unit} and more"]
+    inner = [f"{setting_text(low)} to {setting_text(high)} {unit}" for low, high in pairwise(edges)]
+    return [f"under {setting_text(edges[0])} {unit}", *inner, f"{setting_text(edges[-1])} {unit} and more"]
 
 
 def _range(value: float, edges: Sequence[float], names: Sequence[str]) -> str:

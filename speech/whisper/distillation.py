@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 from profiles.schema import Profile
 from speech.whisper.model import IGNORED, WhisperModelWrapper
 from speech.whisper.samples import SpeechData, SpeechSample
@@ -296,7 +297,7 @@ def _check_compatible(student: WhisperModelWrapper, teacher: WhisperModelWrapper
         raise BadInput(f"{pair} begin a text with different tokens", hint)
     if student.log_mel.fingerprint() != teacher.log_mel.fingerprint():
         mels = f"{teacher.log_mel.mels} and {student.log_mel.mels} mels"
-        seconds = f"{teacher.log_mel.seconds:g} and {student.log_mel.seconds:g} s"
+        seconds = f"{span_text(teacher.log_mel.seconds)} and {span_text(student.log_mel.seconds)}"
         raise BadInput(
             f"{pair} use different audio features: {mels}, {seconds}", "take models with one feature extractor"
         )

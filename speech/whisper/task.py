@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput, counted
+from profiles.quantities import share_text
 from profiles.schema import AUTO_LANGUAGE, Profile
 from speech.data.language_codes import language_code
 from speech.data.speech_clips import REPAIR_HINT, Clip, first_of, list_clips, long_clip_error, too_long_for
@@ -198,8 +199,7 @@ class WhisperTask(Task):
         if share > allowed:
             first_broken = next(iter(store.errors))
             named = f"first {clips[first_broken].location}: {clips[first_broken].id}: {store.errors[first_broken]}"
-            message = f"{split}: {broken}, more than {allowed:.1%}; {named}"
-            raise BadInput(message, REPAIR_HINT)
+            raise BadInput(f"{split}: {broken}, more than {share_text(allowed)}; {named}", REPAIR_HINT)
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 

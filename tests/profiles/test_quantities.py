@@ -12,10 +12,17 @@ from profiles.quantities import (
     duration_text,
     energy_text,
     figure_text,
+    latency_figure,
+    loss_text,
     memory_text,
+    offset_text,
     rate_figure,
+    rate_range_text,
     rate_text,
+    setting_text,
     share_text,
+    span_text,
+    throughput_text,
     time_text,
 )
 
@@ -40,6 +47,48 @@ def test_times_of_a_step(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
 
+def test_rates_of_both_directions_name_the_unit_once() -> None:
+    assert [rate_range_text(*rates) for rates in ((94, 211), (941, 10_800))] == [
+        "94-211 Mbit/s",
+        "941 Mbit/s to 10.8 Gbit/s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.5 s"), (30, "30 s"), (100, "1 min 40 s"), (120, "2 min"), (720, "12 min"), (25_920, "7 h 12 min"),
+     (7200, "2 h"), (90_000, "1 day 1 h"), (172_800, "2 days")],
+)  # fmt: skip
+def test_lengths_of_time_in_a_sentence(seconds: float, text: str) -> None:
+    assert span_text(seconds) == text
+
+
+def test_offsets_of_a_clock_have_a_sign() -> None:
+    assert [offset_text(seconds) for seconds in (0.31, -2.04, -0.01)] == ["+0.3 s", "-2 s", "+0 s"]
+
+
+def test_round_trips_have_two_digits() -> None:
+    assert [latency_figure(ms) for ms in (0.351, 3.66, 121.4, 0)] == ["0.35", "3.7", "121", "0"]
+
+
+def test_a_loss_has_four_digits() -> None:
+    losses = [loss_text(loss) for loss in (2, 0.087123, 9.9996, 12345.6, 0, float("nan"))]
+    assert losses == ["2.000", "0.08712", "10.00", "12,346", "0.000", "-"]
+
+
+def test_samples_of_a_second_keep_a_decimal() -> None:
+    assert [throughput_text(rate) for rate in (4, 12.34, 152.3, 0.0312)] == [
+        "4.0 samples/s",
+        "12.3 samples/s",
+        "152 samples/s",
+        "0.0312 samples/s",
+    ]
+
+
+def test_what_a_person_has_set_keeps_its_digits() -> None:
+    assert [setting_text(value) for value in (0.5, 30.0, 1e-5, 1234.5678)] == ["0.5", "30", "1e-05", "1234.5678"]
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(84, "1:24"), (3723, "1:02:03"), (None, "-"), (float("inf"), "-")])
 def test_times_of_a_run(seconds: float | None, text: str) -> None:
     assert duration_text(seconds) == text
@@ -54,7 +103,9 @@ def test_memory_is_what_a_maker_writes_and_bytes_are_decimal() -> None:
     assert [bytes_text(size) for size in (999, 85_400_000, 1_900_000_000)] == ["999 B", "85.4 MB", "1.9 GB"]
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.3, "30 %"), (0.004, "0.4 %"), (0.0, "0 %"), (1.383, "138 %")])
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.3, "30 %"), (0.004, "0.4 %"), (0.0, "0 %"), (0.05, "5 %"), (1.383, "138 %")]
+)
 def test_shares(share: float, text: str) -> None:
     assert share_text(share) == text
 
@@ -68,7 +119,8 @@ def test_energy() -> None:
     assert [energy_text(joules) for joules in (44_280, 7_200_000, None)] == ["12.3 Wh", "2 kWh", "-"]
 
 
-@given(st.sampled_from(["rate_text", "rate_figure", "time_text", "bytes_text", "figure_text", "energy_text"]),
+@given(st.sampled_from(["rate_text", "rate_figure", "time_text", "bytes_text", "figure_text", "energy_text",
+                        "loss_text", "span_text", "throughput_text", "latency_figure"]),
        st.floats(0, 1e15))  # fmt: skip
 def test_no_quantity_has_an_exponent(name: str, value: float) -> None:
     assert "e+" not in getattr(quantities, name)(value)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from profiles.errors import MusterError, RunFailed, counted, where_it_failed
+from profiles.quantities import share_text
 from training.data.partitions import Schedule
 from training.data.sample_order import Cursor
 from training.exchange.staging import is_asynchronous
@@ -152,7 +153,8 @@ class Samples:
             listed = ", ".join(map(str, list(broken)[:_MOST_LISTED])) + (", ..." if len(broken) > _MOST_LISTED else "")
             raise RunFailed(
                 f"{self._machine_name}: {len(broken)} of {counted(size, 'sample')} of {split} cannot be read, "
-                f"more than {self._max_broken_share:.1%}: sample {listed}; the first: {next(iter(broken.values()))}",
+                f"more than {share_text(self._max_broken_share)}: sample {listed}; "
+                f"the first: {next(iter(broken.values()))}",
                 "repair or remove them, or raise max_broken_share",
             )
         if is_new and len(broken) <= _MOST_LISTED:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import BadInput, counted
+from profiles.quantities import setting_text
 from profiles.split import DataSplit, split_of
 from training.data.sample_order import Cursor, SampleSchedule
 from training.records.plan import RunPlan
@@ -244,7 +245,8 @@ def _shares(by_label: Sequence[Partition], members: int, alpha: float, rng: np.r
         partitions = [np.concatenate(member_pieces) for member_pieces in pieces]
         if min(map(len, partitions)):
             return partitions
-    message = f"split = dirichlet:{alpha:g} leaves one of {members} workers without a sample in each of {_DRAWS} draws"
+    without = f"leaves one of {members} workers without a sample in each of {_DRAWS} draws"
+    message = f"split = dirichlet:{setting_text(alpha)} {without}"
     raise BadInput(message, "take a larger ALPHA, fewer workers, or split = label")
 
 

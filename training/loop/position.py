@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiles.quantities import loss_text
 from training.data.balance import ShareBalance
 from training.data.partitions import Schedule
 from training.data.sample_order import Cursor
@@ -181,7 +182,7 @@ class EarlyStopping:
     @property
     def best_in_words(self) -> str:
         """Words on when it was best."""
-        return f"was best at step {self.best_step} ({self.best:.4g})"
+        return f"was best at step {self.best_step} ({loss_text(self.best)})"
 
     @property
     def should_stop(self) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 
+from profiles.quantities import figure_text
 from training.records.events import StepEvent, WarningEvent
 
 _RATIO = 100.0
@@ -66,7 +67,7 @@ class GradientNorms:
         """Record a member's step; yield a warning about each member whose gradient is out of all proportion."""
         norm = event.own_norm if event.own_norm is not None else event.grad_norm
         for odd, step, ratio in self.note(rank, event.step, norm) if norm is not None else ():
-            finding = f"{name(odd)}: its gradient of step {step} is {ratio:.1g} times as long as each other one"
+            finding = f"{name(odd)}: its gradient of step {step} is {figure_text(ratio)} times as long as the others"
             message = f"{finding}, and spoils the mean; look at its samples, memory and device, or drop {name(odd)}"
             yield WarningEvent(member=odd, step=step, message=message)
 

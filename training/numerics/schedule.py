@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from profiles.errors import counted
-from profiles.quantities import share_text
+from profiles.quantities import share_text, three_digits
 
 if TYPE_CHECKING:
     from profiles.optimisation import TrainingSettings
@@ -148,7 +148,7 @@ def few_samples_remark(samples: int, profile_epochs: float, epochs: str) -> str:
     """Return the remark on a run that takes more passes than its profile says."""
     return (
         f"epochs = {epochs}, as {counted(samples, 'sample')} {'are' if samples > 1 else 'is'} few: "
-        f"the profile's {profile_epochs:.2g} would hardly train"
+        f"the profile's {three_digits(profile_epochs)} would hardly train"
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from profiles.errors import counted
-from profiles.quantities import three_digits
+from profiles.quantities import duration_text, loss_text, throughput_text
 from profiles.schema import Profile
 from training.numerics.schedule import ends_in_warm_up
 from training.records.events import (
@@ -65,7 +65,7 @@ class RunNarrator:
             case MemberEvent(status="lost"):
                 self._line(loss_sentence(event.name, event.message))
             case EvaluationEvent():
-                figures = ", ".join(f"{name} {value:.4g}" for name, value in event.figures.items())
+                figures = ", ".join(f"{name} {loss_text(value)}" for name, value in event.figures.items())
                 self._line(f"step {event.step}, {event.split}: {figures}")
             case StepEvent():
                 self._tell_step(event)
@@ -75,8 +75,8 @@ class RunNarrator:
             return
         self._due = self._clock() + INTERVAL
         total = f"/{self._total}" if self._total else ""
-        rate = f", {three_digits(event.samples / event.seconds)} samples/s a worker" if event.seconds else ""
-        self._line(f"step {event.step}{total}, loss {event.loss:.4g}{rate}")
+        rate = f", {throughput_text(event.samples / event.seconds)} a worker" if event.seconds else ""
+        self._line(f"step {event.step}{total}, loss {loss_text(event.loss)}{rate}")
 
     def _warn(self, message: str) -> None:
         if message and message not in self._warnings:  # several members send the same warning
@@ -86,4 +86,4 @@ class RunNarrator:
     def _line(self, text: str) -> None:
         seen = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
         with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run goes on
-            self._write(f"[{self._clock() - self._start:.0f} s] {seen}")
+            self._write(f"[{duration_text(self._clock() - self._start)}] {seen}")

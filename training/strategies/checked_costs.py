@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput, MusterError, where_it_failed
+from profiles.quantities import time_text
 from training.exchange.codecs import codec_by_name
 from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 
@@ -96,7 +97,7 @@ class CheckedCosts(CostModel):
 
     def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         ask = partial(self._stated.hidden, exchange, compute, schedule, settings)
-        complaint = f"no part of an exchange of {exchange:.3g} s"
+        complaint = f"no part of an exchange of {time_text(exchange)}"
         return self._checked("hidden", ask, lambda seconds: 0 <= seconds <= exchange, complaint)
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from profiles.declarations import OptionError, option
+from profiles.quantities import setting_text, three_digits
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
@@ -76,7 +77,8 @@ class NoLoCoOptions(AveragingOptions):
     def _stays_together(self) -> NoLoCoOptions:
         momentum = self.outer_momentum if self.outer_momentum >= 0 else max(mu for _, mu in _RATES.values())
         if self.gossip >= (limit := 2 * (1 - momentum * momentum)):
-            problem = f"must be below {limit:.3g} with outer_momentum = {momentum:g}, or the members fly apart"
+            condition = f"with outer_momentum = {setting_text(momentum)}, or the members fly apart"
+            problem = f"must be below {three_digits(limit)} {condition}"
             raise OptionError("gossip", problem)
         return self
 

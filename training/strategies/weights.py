@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from profiles.errors import RunFailed
+from profiles.quantities import figure_text
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.codecs import Codec, all_finite, codec_by_name
 from training.exchange.mean.broadcast import broadcast
@@ -237,7 +238,7 @@ def _distance(report: bytes) -> float:
 
 def difference_warning(drift: float, source: int) -> str:
     """Return the warning for weights that differed and were replaced by :func:`broadcast_from`."""
-    return f"weights differed by up to {drift:.3g} between the members and were set to member {source}'s"
+    return f"weights differed by up to {figure_text(drift)} between the members and were set to member {source}'s"
 
 
 def agreement_flags(digest: str) -> bytes:

@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from profiles.quantities import share_text
 from profiles.schema import StrategySettings
 from training.exchange.base import (
     LARGEST_WEIGHT,
@@ -344,10 +345,8 @@ class ZeRO1(GradientStrategy):
         lost_here = [i for i in lost if owners[i] == rank]
         if lost_here:
             share = sum(self._parameters[i].numel() for i in lost_here) / sum(p.numel() for p in self._parameters)
-            self.context.warn(
-                f"step {self._step + 1}: the optimizer's state of {share:.0%} of the weights is gone with the machine "
-                "that kept it, and begins anew here"
-            )
+            loss = f"the optimizer's state of {share_text(share)} of the weights is gone with the machine that kept it"
+            self.context.warn(f"step {self._step + 1}: {loss}, and begins anew here")
         if self._optimizer is not None:
             for index, owner in enumerate(owners):
                 if owner != rank or index in lost:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from profiles.files.resolve import profile_from_options
-from profiles.quantities import memory_text
+from profiles.quantities import bytes_text, flops_text, loss_text, memory_text, time_text
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
 from training.hardware.device import select_device
@@ -107,12 +107,12 @@ def _products(device: torch.device, steps: int, size: ProbeSize) -> Iterator[Sel
         except (RuntimeError, TypeError) as error:
             yield SelfTestRow(f"products in {name}", " ".join(str(error).split())[:200], ok=False)
         else:
-            yield SelfTestRow(f"products in {name}", f"{speed / 1e12:.2f} TFLOP/s")
+            yield SelfTestRow(f"products in {name}", flops_text(speed))
 
 
 def _copies(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
     for name, speed in copy_speeds(device, size).items():
-        yield SelfTestRow(f"copies {name}", f"{speed / 1e9:.1f} GB/s")
+        yield SelfTestRow(f"copies {name}", f"{bytes_text(speed)}/s")
 
 
 def _steps(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
@@ -125,8 +125,8 @@ def _steps(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTe
             yield SelfTestRow(f"steps in {name}", " ".join(str(error).split())[:200], ok=False)
             continue
         close = timed.is_finite and abs(timed.loss - expected) <= _CLOSE * abs(expected)
-        losses = f"loss {timed.loss:.5f} after {steps + 1} steps, {expected:.5f} on the processor"
-        yield SelfTestRow(f"steps in {name}", f"{1000 * timed.seconds:.2f} ms a step, {losses}", close)
+        losses = f"loss {loss_text(timed.loss)} after {steps + 1} steps, {loss_text(expected)} on the processor"
+        yield SelfTestRow(f"steps in {name}", f"{time_text(timed.seconds)} a step, {losses}", close)
 
 
 def _codecs(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
@@ -192,10 +192,10 @@ def _core_rows(trainer: Trainer, steps: int) -> Iterator[SelfTestRow]:
     wait_for(trainer.device)
     taken = (time.perf_counter() - start) / steps
     chosen = f"mixed_precision = auto is {trainer.precision.name}, AdamW is {kind}"
-    yield SelfTestRow("steps of the core", f"{1000 * taken:.2f} ms a step; {chosen}")
+    yield SelfTestRow("steps of the core", f"{time_text(taken)} a step; {chosen}")
     start = time.perf_counter()
     trainer._snapshot()
-    yield SelfTestRow("snapshot", f"{time.perf_counter() - start:.2f} s")
+    yield SelfTestRow("snapshot", time_text(time.perf_counter() - start))
     trainer.writer.wait()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from profiles.errors import MusterError
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
+from profiles.quantities import setting_text
 from profiles.schema import Profile
 from training.numerics.schedule import (
     IN_EACH_QUARTER,
@@ -107,7 +108,7 @@ def usable_for_data(
     samples, training = inputs.training_samples(resolved.profile), resolved.profile.training
     if (number := enough_epochs(samples, training)) == training.epochs:
         return resolved
-    epochs = f"{number:g}"
+    epochs = setting_text(number)
     tell(few_samples_remark(samples, training.epochs, epochs))
     return load_profile(resolved.profile.name, {**dict([IN_EACH_QUARTER]), **options, "epochs": epochs})
 

@@ -27,7 +27,7 @@ from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS, program
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, offset_text
 from profiles.schema import DEFAULT_TASK
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _show(examined: MachineExamination, mend: Callable[[str], str]) -> None:
         assert facts is not None
         python = ".".join(map(str, facts.python))
         gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
-        disk_and_clock = f"{bytes_text(facts.free)} free, clock {facts.clock_ahead:+.1f} s"
+        disk_and_clock = f"{bytes_text(facts.free)} free, clock {offset_text(facts.clock_ahead)}"
         show_line(
             visible(
                 f"{examined.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, {disk_and_clock})"

@@ -21,6 +21,7 @@ from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, as_listed, load_hosts, typed_machine
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.quantities import span_text
 from training.records.event_log import follow_events
 from training.records.events import RequestEvent, RunEvent, SnapshotEvent
 from training.records.run_files import is_live
@@ -103,7 +104,7 @@ def answer_to(path: Path, identity: str) -> RequestEvent:
             is_addition = False
     withdrawn = withdraw_request(path, identity)
     message = (
-        f"the run did not accept the request within {PATIENCE:.0f} s"
+        f"the run did not accept the request within {span_text(PATIENCE)}"
         if withdrawn
         else "the run ended without an answer"
     )
@@ -211,7 +212,7 @@ def _wait_until_gone(path: Path) -> None:
             size, end = grown, time.monotonic() + _STOP_PATIENCE
         if time.monotonic() > end:
             hint = f"end it with: {command_about(path, 'runs', 'stop', '--kill')}"
-            raise BadInput(f"the run goes on, but has reported nothing for {_STOP_PATIENCE:.0f} s", hint)
+            raise BadInput(f"the run goes on, but has reported nothing for {span_text(_STOP_PATIENCE)}", hint)
         time.sleep(0.05)
 
 

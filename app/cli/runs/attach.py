@@ -28,6 +28,7 @@ from app.run_view.view import EndedRun, RunView
 from distributed.run.returning import take_up
 from profiles.bootstrap import release_keys
 from profiles.errors import BadInput, ExitCode
+from profiles.quantities import span_text
 from training.records.event_log import newest_number, read_events
 from training.records.events import ENGINE, Event, RunEvent, TimingEvent
 from training.records.plan import SCRIPT
@@ -41,7 +42,7 @@ STOPPING = {
     "stop": "stopping at the next step that all reach, with a snapshot",
     "kill": "ending at once, without a snapshot",
 }
-STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
+STOPPING_SCRIPT = f"stopping: the script has {span_text(SCRIPT_GRACE)} to end (press again to end at once)"
 TAKEN_UP = "the supervisor of this run was gone; another one asks its machines how far they have come"
 _START_PATIENCE = 60.0
 """Seconds to wait for a run to begin before it is left in the background: hashing much data takes longer."""

@@ -15,7 +15,15 @@ from app.cli.terminal import answer, somebody
 from app.console import say, say_error, visible
 from profiles.errors import ExitCode
 from profiles.installation import USUAL_HOSTS
-from profiles.quantities import memory_text
+from profiles.quantities import (
+    latency_figure,
+    memory_text,
+    rate_figure,
+    rate_text,
+    share_text,
+    three_digits,
+    throughput_figure,
+)
 from training.records.events import BUSY
 
 if TYPE_CHECKING:
@@ -113,7 +121,9 @@ def matrix_lines(result: MeasurementResult) -> list[str]:
     for pair in result.pairs:
         link, mark = pair.link, "*" if pair.busy else ""
         for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
-            cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
+            cells[source, target] = (
+                f"{rate_figure(mbit)}{mark} / {latency_figure(link.rtt_ms)}" if pair.figures else "-"
+            )
     names = list(dict.fromkeys([*result.names, *(end for ends in cells for end in ends)]))
 
     def table(labels: list[str]) -> list[str]:
@@ -135,9 +145,9 @@ def speed_lines(result: MeasurementResult) -> list[str]:
     for machine in (speed.machine for speed in result.speeds):
         measured = machine.measurements
         batches = ", ".join(str(point.batch) for point in measured)
-        speeds = ", ".join(f"{point.batch / point.seconds:.1f}" for point in measured)
+        speeds = ", ".join(throughput_figure(point.batch / point.seconds) for point in measured)
         peak = memory_text(max(point.peak for point in measured))
-        rows.append([visible(machine.name), machine.device, batches, speeds, peak, f"{machine.cores:g}"])
+        rows.append([visible(machine.name), machine.device, batches, speeds, peak, three_digits(machine.cores)])
     lines = aligned(rows)
     if max(map(len, lines)) > WIDTH:
         figures = aligned([["", *row[1:]] for row in rows])
@@ -165,17 +175,17 @@ def remark_lines(result: MeasurementResult) -> list[str]:
             remarks.append(f"{ends}: no data gets through ({visible(pair.problem)})")
         if pair.busy and pair.figures is not None:
             remarks.append(
-                f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle"
+                f"* {ends}: other traffic took {rate_text(pair.figures.other_mbit)}; measure again when idle"
             )
         if pair.figures is not None and pair.figures.loses_large:
             remarks.append(f"{ends}: small packets pass, large ones are lost; give both ends the same MTU")
         remarks += _way_lines(ends, pair)
     for interface in result.interfaces.figures:
-        sent = f"sends {interface.mbit:.0f} Mbit/s to {interface.peers} machines at once"
-        remarks.append(f"{visible(interface.machine)}: {sent}, receives {interface.mbit_back:.0f} from them")
+        sent = f"sends {rate_text(interface.mbit)} to {interface.peers} machines at once"
+        remarks.append(f"{visible(interface.machine)}: {sent}, receives {rate_text(interface.mbit_back)} from them")
     for speed in result.speeds:
         if speed.machine.others >= BUSY:
-            share = f"other programs used {speed.machine.others:.0%} of its processors during the measurement"
+            share = f"other programs used {share_text(speed.machine.others)} of its processors during the measurement"
             remarks.append(f"{visible(speed.machine.name)}: {share}; measure again with --max-age 0 when it is idle")
     wrapped = [line for text in remarks for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
     return ["", *wrapped] if remarks else []
@@ -188,7 +198,7 @@ def _way_lines(ends: str, pair: PairFigures) -> list[str]:
         return []
     lines = [f"{ends}: {len(figures.paths)} paths; runs use the fastest, listed first"]
     for address, near, far, mbit in sorted(figures.paths, key=lambda path: path[0] != figures.address):
-        lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
+        lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {rate_text(mbit)}")
     return lines
 
 

@@ -29,7 +29,7 @@ from app.run_view.run_state import RunState
 from app.run_view.view import EndedRun
 from distributed.planning.run_time import RunTime, promised_time
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text, duration_text, memory_text, share_text, time_text
+from profiles.quantities import bytes_text, duration_text, memory_text, share_text, throughput_text, time_text
 from training.numerics.schedule import RunSteps, ends_in_warm_up, run_steps
 from training.records.event_log import read_events
 from training.records.events import Event, StepEvent, SyncEvent
@@ -304,7 +304,7 @@ def lines(measured: RehearsalFigures, promised: RunTime | None = None) -> list[s
     return [
         "",
         f"Trial: {counted(measured.steps, 'real step')} with {counted(measured.workers, 'worker')}",
-        f"step          {time_text(measured.seconds_per_step)}, {measured.samples_per_second:.1f} samples/s",
+        f"step          {time_text(measured.seconds_per_step)}, {throughput_text(measured.samples_per_second)}",
         f"of which      {share_text(measured.compute_share)} computing, {share_text(measured.wait_share)} waiting for "
         "the others",
         f"sends         {exchange}",

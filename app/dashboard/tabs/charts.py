@@ -32,7 +32,7 @@ from app.shell.keys import WIDE, Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
-from profiles.quantities import share_text
+from profiles.quantities import setting_text, share_text
 
 _LEAST_ROWS = 4
 """Fewest rows of a curve, before machines are drawn under it."""
@@ -369,9 +369,9 @@ class ChartsPane(Pane):
         if former is not None and picture.former is not None:
             curves.insert(0, curve_of(former, "$text-muted", STRENGTHS[self._strength], 1))
             legend.append((sample(picture.former.name, curves[0]), "$text-muted"))
-        view_words = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
+        view_words = [f"smoothed {setting_text(STRENGTHS[self._strength])}"] if STRENGTHS[self._strength] else []
         view_words += ["log"] if self._log else []
-        view_words += [f"zoom {1 / ZOOMS[self._zoom]:g}x"] if self._zoom else []
+        view_words += [f"zoom {setting_text(1 / ZOOMS[self._zoom])}x"] if self._zoom else []
         legend += [(word, "$text-muted") for word in view_words]
         old_at = old_step(picture.state, name)
         return ChartData(

@@ -11,7 +11,6 @@ from textual.content import Content
 
 from app.console import command_about
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.chart_values import value_text
 from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
@@ -19,7 +18,7 @@ from app.run_view.headline import age, lag, slowest, waiting_share
 from app.run_view.member_state import MemberState
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
-from profiles.quantities import memory_text, share_text
+from profiles.quantities import memory_text, power_text, share_text, temperature_text, throughput_figure, time_text
 
 COLUMNS = (
     TableColumn("name", "machine", max_width=24, min_width=8),
@@ -125,7 +124,7 @@ def who_is_slow(picture: Picture) -> Content:
         return literal(words, "$text-muted")
     samples = {m.rank: m.total.samples / m.total.steps for m in working}
     batch_share = f"{samples[brake.member.rank]:.0f} of {sum(samples.values()):.0f} samples"
-    own_time, others_time = value_text(brake.seconds, "s"), value_text(brake.others, "s")
+    own_time, others_time = time_text(brake.seconds), time_text(brake.others)
     return Content.assemble(
         literal(picture.name(brake.member.rank), "bold $text-warning"),
         f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
@@ -167,16 +166,18 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal(seconds_text(since if picture.live else None)),
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
-        literal("-" if rate is None else f"{rate:.1f}"),
+        literal("-" if rate is None else throughput_figure(rate)),
         literal(share_text(rate / total) if rate is not None and total else "-"),
         shares_bar(member, _BAR) if busy else Content(""),
         literal(share_text(wait) if busy else "-"),
         literal(share_text(max(0.0, transfer - wait)) if busy else "-"),
         literal("-") if not memory else literal(memory_text(memory), "$text-warning" if full else ""),
-        literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
-        literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),
+        literal("-")
+        if warmth is None
+        else literal(temperature_text(warmth), "$text-warning" if member.throttled else ""),
+        literal("-" if present_load is None or present_load.watts is None else power_text(present_load.watts)),
         literal(memory_text(member.device_memory_peak) if member.device_memory_peak else "-"),
-        literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
+        literal("-" if load is None else share_text(load.cpu_percent / 100)),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return TableRow(str(member.rank), cells, _details(member, picture))
@@ -198,6 +199,6 @@ def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
         lines.append(literal("slowed down by heat", "$text-warning"))
     if member.machine is not None and member.machine.on_mains is False and member.active:
         battery = member.machine.battery_percent
-        left = "" if battery is None else f", {battery:.0f} %"
+        left = "" if battery is None else f", {share_text(battery / 100)}"
         lines.append(literal(f"runs on battery{left}", "$text-warning"))
     return tuple(lines)

@@ -228,5 +228,5 @@ def advice(picture: Picture) -> list[Content]:
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     runs = duration_text(best.seconds), duration_text(chosen.seconds)
     words = f"advice: {choice_text(best.choice)}: the run would take {runs[0]} instead of {runs[1]}"
-    loss = f"; the final loss may be {100 * best.loss_increase:.1f} % higher" if best.loss_increase else ""
+    loss = f"; the final loss may be {share_text(best.loss_increase)} higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

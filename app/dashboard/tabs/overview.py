@@ -29,7 +29,6 @@ from app.dashboard.tabs.samples import sample_lines
 from app.report import failure_hint
 from app.run_view.figures import rate_text
 from app.run_view.headline import headline
-from app.run_view.metrics import four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
@@ -47,7 +46,7 @@ from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
 from profiles.installation import relative_path
-from profiles.quantities import bytes_text, clock_text, duration_text, time_text
+from profiles.quantities import bytes_text, clock_text, duration_text, loss_text, share_text, time_text
 
 COLUMNS = (
     TableColumn("time", "time", max_width=8, min_width=8),
@@ -202,7 +201,7 @@ def loss_chart(picture: Picture) -> ChartData:
     elif measured_first and any(member.status == "ready" for member in state.members.values()):
         empty = "the model is evaluated first; then the loss appears here"
     return ChartData(
-        title="loss" if state.loss is None else f"loss {four_digits(state.loss)}",
+        title="loss" if state.loss is None else f"loss {loss_text(state.loss)}",
         curves=(*lines, line) if points else (),
         marks=marks(state),
         legend=invalid,
@@ -219,7 +218,7 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
         return Content("")
     share = state.step / max(1, state.total_steps)
     took = duration_text(state.seconds(now)) if state.started else ""
-    step, done = f"step {state.steps_text}", f"{share:.0%}"
+    step, done = f"step {state.steps_text}", share_text(share)
     spare, figures = 0, ""
     full, bare, brief = _reached(state)
     rate = rate_text(state)

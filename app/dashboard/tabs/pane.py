@@ -14,6 +14,7 @@ from app.shell.folding import Prose
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark
+from profiles.quantities import span_text
 
 LEVELS: dict[Level, StatusMark] = {
     "starting": StatusMark.WORKING,
@@ -99,12 +100,10 @@ def state_of(member: MemberState, picture: Picture) -> Content:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return ``4 s``, ``3 min`` or ``2.1 h``; ``-`` for ``None``."""
+    """Return ``4 s``, ``3 min`` or ``2 h 6 min``; ``-`` for ``None``."""
     if seconds is None:
         return "-"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return span_text(round(seconds) if seconds < 100 else 60 * round(seconds / 60))
 
 
 def shares_bar(member: MemberState, cells: int) -> Content:

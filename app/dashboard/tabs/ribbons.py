@@ -15,7 +15,7 @@ from app.dashboard.tabs.pane import mark_of
 from app.run_view.member_state import TROUBLE, MemberState
 from app.run_view.ribbon import Ribbon, most_notable, ribbons, shares
 from app.shell.text import StatusMark, literal, together
-from profiles.quantities import share_text
+from profiles.quantities import share_text, throughput_figure
 
 LEVELS = "▁▃▄▅▇"
 """Signs by the share of computing; five, which stay distinct in ASCII."""
@@ -49,7 +49,7 @@ def strips(picture: Picture) -> tuple[Strip, ...]:
 def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
     mark, word = mark_of(member, picture)
     if member.active and member.rate is not None and word != "paused":
-        word = f"{min(member.rate, 99999):6.1f}/s{share_text(member.shares[1]):>6}"
+        word = f"{throughput_figure(min(member.rate, 99999)):>6}/s{share_text(member.shares[1]):>6}"
     preparing = member.preparing if len(picture.state.members) > 1 else ""  # of one alone the headline says it
     name = picture.name(member.rank)
     why = member.message.removeprefix(f"{name}: ")  # it stands beside the words

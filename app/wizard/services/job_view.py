@@ -30,6 +30,7 @@ from profiles.files.library import Library
 from profiles.files.resolve import Resolved, load_profile
 from profiles.installation import relative_path
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
+from profiles.quantities import setting_text
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
 from training.numerics.schedule import enough_epochs
@@ -159,7 +160,7 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
     are_few = epochs != profile.training.epochs
     return DataSummary(
         samples=samples,
-        epochs=f"{epochs:g}" if are_few else "",
+        epochs=setting_text(epochs) if are_few else "",
         hours=float(summary["hours"]) if "hours" in summary else None,
         columns=tuple(map(str, summary.get("columns", ()))),
         splits=splits,

@@ -22,6 +22,7 @@ from app.console import command_line
 from app.wizard.state.records import Tell
 from profiles.errors import BadInput, MusterError
 from profiles.installation import TYPED_PROGRAM, program_words, training_code, training_python
+from profiles.quantities import span_text
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
         )
         return dict(json.loads(done.stdout))
     except subprocess.TimeoutExpired:
-        return {"splits": {}, "note": f"not read completely within {_PATIENCE:.0f} s"}
+        return {"splits": {}, "note": f"not read completely within {span_text(_PATIENCE)}"}
     except ValueError:
         error_lines = done.stderr.decode(errors="replace").strip().splitlines()
         return {"error": f"it could not be read: {error_lines[-1] if error_lines else 'no answer'}", "hint": ""}

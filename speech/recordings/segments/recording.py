@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
+from profiles.quantities import setting_text
 from speech.data.audio import RATE, SECONDS, Activity, SoundStream, decode, detect_speech, stream
 from speech.data.sound_file import AudioError, Samples
 from speech.recordings.segments.cutting import (
@@ -238,5 +239,5 @@ def _reason(match: Match, lowest_agreement: float) -> str:
     if match.start == match.end:
         return "no part of the transcript matches"
     if match.agreement < lowest_agreement:
-        return f"agreement below {lowest_agreement:g}"
+        return f"agreement below {setting_text(lowest_agreement)}"
     return "words in a row are only heard, or only in the transcript" if match.missed > LONGEST_MISSED_RUN else ""

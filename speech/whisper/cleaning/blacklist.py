@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from profiles.errors import BadInput
+from profiles.quantities import error_rate_text, share_text
 from profiles.schema import ModelSettings, Profile
 from speech.data.patches import BLACKLIST, FOLDER, Patches
 from speech.data.speech_clips import Clip
@@ -187,11 +188,11 @@ def choose(suspects: Sequence[SuspectClip], bounds: Bounds, patches: Patches) ->
     share = len(chosen) / max(1, len(suspects))
     if share > bounds.most:
         rates = statistics.median(suspect.wer for suspect in suspects)
-        message = (
-            f"{len(chosen)} of {len(suspects)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
-        )
-        hint = f"this suggests a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
-        raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after checking some of them")
+        chosen_share = f"{len(chosen)} of {len(suspects)} samples ({share_text(share)})"
+        message = f"{chosen_share} would be left out, more than {share_text(bounds.most)}"
+        cause = f"a model that has not learnt enough (its median WER here is {error_rate_text(rates)})"
+        hint = "rather than bad data: train on, or raise --margin or --most after checking some of them"
+        raise BadInput(message, f"this suggests {cause} {hint}")
     return sorted(chosen, key=lambda suspect: (-suspect.failed_passes(bounds), -suspect.margin, suspect.clip.id))
 
 

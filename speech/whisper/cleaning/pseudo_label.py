@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from profiles.errors import BadInput
+from profiles.quantities import span_text
 from speech.data.audio import contains_speech, decode
 from speech.data.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from speech.data.sound_file import AudioError
@@ -150,7 +151,7 @@ class _ModelPair:
                 return dataclasses.replace(row, unusable=str(error)), None
             row = dataclasses.replace(row, seconds=audio.seconds)
             if audio.seconds > log_mel.seconds + 1e-3:
-                long = f"longer than the model's window of {log_mel.seconds:g} s"
+                long = f"longer than the model's window of {span_text(log_mel.seconds)}"
                 return dataclasses.replace(row, unusable=long), None
             has_voice.append(partial(contains_speech, audio.samples, log_mel.rate))
             features.append(log_mel.fill(*log_mel(audio.samples)))

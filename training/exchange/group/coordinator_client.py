@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from profiles.quantities import span_text
 from training.exchange.base import ExchangeTimeout
 from training.exchange.coordinator_protocol import (
     BEAT,
@@ -237,7 +238,7 @@ class CoordinatorClient:
                     self.succession.follow(successor)
                     return "another machine carries the coordinator", False
         except (asyncio.TimeoutError, TimeoutError):
-            return f"silent for {self._lease:g} s", False
+            return f"silent for {span_text(self._lease)}", False
         except ssl.SSLError as error:
             return (
                 f"it is of another run, or refuses this member's certificate ({error.reason})",

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from profiles.quantities import span_text
 from training.exchange.coordinator_protocol import (
     COUNT_BITS,
     LAST_EPOCH,
@@ -67,6 +68,11 @@ class CoordinatorConfig(BaseModel):
     """Of a coordinator that members have elected."""
     state: Path | None = None
     """File with its :class:`~training.exchange.group.quorum.VotingRecord`, for when it is started again."""
+
+    @property
+    def silence_text(self) -> str:
+        """Why a member is lost that sends nothing."""
+        return f"silent for {span_text(self.lease)}"
 
 
 _SMALL_PACKETS_ONLY = (

@@ -213,12 +213,11 @@ class GroupMembership:
 
     def _freeze(self, member: Member) -> None:
         """Mark a silent member as lost for now: the others go on, and it is taken back when it answers."""
-        why = f"silent for {self._config.lease:g} s"
         if member.role in ("waiting", "newcomer"):
-            self._drop(member, "lost", why)
+            self._drop(member, "lost", self._config.silence_text)
             return
         member.frozen, member.role = True, "late"
-        self._presence.note(member, "lost", why)
+        self._presence.note(member, "lost", self._config.silence_text)
 
     def _drop(self, member: Member, status: Literal["left", "lost"], why: str, may_return: bool = False) -> GroupStatus:
         del self.members[member.rank]

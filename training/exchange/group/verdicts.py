@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from profiles.quantities import span_text
 from training.exchange.base import Group
 from training.exchange.coordinator_protocol import (
     PROTOCOL_VERSION,
@@ -273,8 +274,7 @@ class AwaitedOperation:
         """
         number, config = min(member.report.full for member in present) + 1, self._config
         absent = [member for member in present if member.report.started < number]
-        building = any(member.report.elements < 0 for member in present)
-        if building or not (absent or joiners) or len(absent) == len(present):
+        if any(m.report.elements < 0 for m in present) or not (absent or joiners) or len(absent) == len(present):
             self.reset()
             return [], []
         if self.number != number:
@@ -282,9 +282,9 @@ class AwaitedOperation:
         waited = now - self._since
         if not absent:
             late = joiners if waited >= _STATE_PATIENCE * config.give_up else ()
-            return [(m.rank, f"did not take the training state within {waited:.0f} s") for m in late], []
+            return [(m.rank, f"did not take the training state within {span_text(round(waited))}") for m in late], []
         if waited >= config.give_up:
-            return [(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent], []
+            return [(m.rank, f"did not reach exchange {number} within {span_text(round(waited))}") for m in absent], []
         enough = len(present) - len(absent) >= max(1, math.ceil(config.quorum * len(present)))
         return [], absent if enough and waited >= config.round_deadline else []
 

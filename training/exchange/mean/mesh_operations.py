@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from profiles.quantities import span_text
 from training.exchange.base import (
     MAX_GATHER_BYTES,
     STANDSTILL,
@@ -135,7 +136,7 @@ class MeshOperation(ABC, Generic[R]):
             if self._is_timed:
                 self._meter.add_wait(time.perf_counter() - start)
             if not is_settled:
-                raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
+                raise ExchangeTimeout(f"exchange {self.name} was not done within {span_text(timeout or STANDSTILL)}")
         if self._error is not None:
             raise type(self._error)(str(self._error))
         return self._result()

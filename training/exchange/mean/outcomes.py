@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from profiles.quantities import figure_text
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
 from training.exchange.codecs import CHUNK_ELEMENTS
 from training.exchange.mean.reduction import BufferPool
@@ -129,7 +130,7 @@ def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResul
         if not number:
             weight, flags = OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
             if not 0.0 <= weight < math.inf:
-                raise ExchangeError(f"the outcome of '{contribution.name}' has the weight {weight:g}")
+                raise ExchangeError(f"the outcome of '{contribution.name}' has the weight {figure_text(weight)}")
         at = stop
     if at != contribution.values.numel() or not outcome.pieces:
         raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.values.numel()} values")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from profiles.quantities import figure_text
 from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, combine_flags, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, is_short
 from training.exchange.links.link import PeerLost
@@ -126,7 +127,9 @@ class _MeanBase:
         if crc != self._description_crc:
             raise self._lost(rank, f"it is at another exchange than {self._description} of this machine")
         if not 0.0 <= weight <= LARGEST_WEIGHT:
-            raise self._lost(rank, f"it gave its values in '{self._contribution.name}' the weight {weight:g}")
+            raise self._lost(
+                rank, f"it gave its values in '{self._contribution.name}' the weight {figure_text(weight)}"
+            )
         self._metadata[rank] = _ContributionMetadata(weight, full, non_finite, bytes(message[split + _TAIL.size :]))
         return message[:split]
 

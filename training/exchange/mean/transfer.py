@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from profiles.quantities import span_text
 from training.exchange.base import ExchangeTimeout
 from training.exchange.links.link import Incoming, Outgoing
 from training.exchange.links.loop import Job, Loop
@@ -90,7 +91,7 @@ class PendingTransfer:
             PeerLost: a member is gone.
         """
         if not self._ended.wait(timeout):
-            raise ExchangeTimeout(f"no result after {timeout:g} s")
+            raise ExchangeTimeout(f"no result after {span_text(timeout)}")
         if self.error is not None:
             raise self.error
 

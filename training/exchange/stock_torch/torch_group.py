@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions
 
+from profiles.quantities import span_text
 from training.exchange.base import STANDSTILL, ExchangeError
 from training.exchange.links.dialling import interface_at
 from training.exchange.links.link import PeerLost
@@ -132,7 +133,7 @@ class TorchGroup:
                 raise self.mesh.lost
             seconds, error = (_NCCL_SECONDS, NcclFailed) if self.backend == "nccl" else (_GLOO_SECONDS, ExchangeError)
             if time.monotonic() > begun + seconds:
-                raise error(f"the process group did not come up within {seconds:.0f} s{self._missing_reports()}")
+                raise error(f"the process group did not come up within {span_text(seconds)}{self._missing_reports()}")
         if self._problem is not None:
             raise self.mesh.lost or self._problem
 

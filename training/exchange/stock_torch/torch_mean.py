@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from profiles.quantities import figure_text
 from training.exchange.base import (
     LARGEST_WEIGHT,
     Contribution,
@@ -149,7 +150,9 @@ class Attempt:
                 raise PeerLost(rank, mesh.names[rank], f"it is at another exchange than {description} of this machine")
             if not 0.0 <= weight <= LARGEST_WEIGHT:
                 raise PeerLost(
-                    rank, mesh.names[rank], f"it gave its values in '{contribution.name}' the weight {weight:g}"
+                    rank,
+                    mesh.names[rank],
+                    f"it gave its values in '{contribution.name}' the weight {figure_text(weight)}",
                 )
             settled = min(settled, full)
             self._weights[rank] = 0.0 if non_finite else weight

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Store
 
+from profiles.quantities import span_text
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.group.join_config import parse_endpoint
 from training.exchange.links.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
@@ -86,7 +87,7 @@ class GroupBase(dist.ProcessGroup):
             store.wait(keys, timedelta(seconds=self._seconds))
         except RuntimeError as error:
             missing = ", ".join(f"rank {world}" for key, world in zip(keys, self._world) if not store.check([key]))
-            raise ExchangeTimeout(f"{missing or 'nobody'} did not connect within {self._seconds:g} s") from error
+            raise ExchangeTimeout(f"{missing or 'nobody'} did not connect within {span_text(self._seconds)}") from error
         addresses = {}
         for key, world in zip(keys, self._world):
             host, port = json.loads(store.get(key))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from profiles.quantities import span_text
 from training.exchange.base import ExchangeError
 from training.exchange.links.connection import Connection
 from training.exchange.links.link import Ended, Incoming, Outgoing, PeerLost
@@ -177,4 +178,4 @@ class StallDetector:
         (is_outgoing, begun, _), link = min(still, key=lambda priority_and_link: priority_and_link[0])
         verb = "took" if is_outgoing else "sent"
         suffix = " more" if begun else ""
-        return link.lost(f"it {verb} nothing{suffix} for {seconds:g} s, the timeout of this group")
+        return link.lost(f"it {verb} nothing{suffix} for {span_text(seconds)}, the timeout of this group")

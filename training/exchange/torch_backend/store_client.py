@@ -15,6 +15,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
+from profiles.quantities import span_text
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.torch_backend.store_server import MAX_LINE, Reply, decode, encode
 
@@ -72,7 +73,7 @@ class StoreClient(Store):
         reply = self._get(keys, seconds)
         if "missing" in reply:
             missing = ", ".join(key.removeprefix(self._prefix) for key in reply["missing"])
-            raise MissingKey(f"the rendezvous store had no {missing} within {seconds:g} s")
+            raise MissingKey(f"the rendezvous store had no {missing} within {span_text(seconds)}")
         return [decode(value) for value in reply["values"]]
 
     def _get(self, keys: Sequence[str], seconds: float) -> Reply:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from profiles.quantities import span_text
 from training.exchange.links.link import MARKS
 from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.torch_backend.memory_order import Use, in_use
@@ -133,7 +134,9 @@ class MusterWork(dist.Work):
         if not ended:
             missing = self._waits_for()
             raise RuntimeError(
-                self._message(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))
+                self._message(
+                    f"no result after {span_text(seconds)}" + (f": it waits for {missing}" if missing else "")
+                )
             )
         if self._error is not None:
             raise RuntimeError(self._message(str(self._error))) from self._error
