@@ -169,7 +169,7 @@ def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]
         Text(visible(member.label)),
         Text(visible(member.preparing or status), style=_STATUS_STYLES.get(status, "")),
         Text(str(member.step) if member.step else "-"),
-        Text("-" if member.loss is None else loss_text(member.loss)),
+        Text(loss_text(member.loss)),
         Text("-" if member.rate is None else throughput_figure(member.rate)),
         time_bar(member, narrow),
         Text(traffic if narrow else f"{traffic} / {bytes_text(member.total.bytes_received)}"),

@@ -171,9 +171,10 @@ def figure_text(value: float) -> str:
     return three_digits(value) if abs(value) >= 0.001 or value == 0 else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def loss_text(value: float) -> str:
-    """Loss, and other metrics without a unit: ``2.000``, ``0.08712``; four digits, so that it keeps its width."""
-    if not math.isfinite(value):
+def loss_text(value: float | None) -> str:
+    """Loss, and other metrics without a unit: ``2.000``, ``0.08712``; four digits, so that it keeps its width; ``-`` if
+    unknown."""
+    if value is None or not math.isfinite(value):
         return _DASH
     if abs(value) >= 9999.5:
         return f"{value:,.0f}"

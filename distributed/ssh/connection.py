@@ -295,8 +295,7 @@ class SshConnection:
         """Log in once more, through the same jump host."""
         options = replace(self._options, password=None, trust=lambda key: key.fingerprint == self.fingerprint)
         further = self._open(self.host, self.gateway, options)
-        further._owns_gateway = False
-        self._further = [*filter(SshConnection.alive, self._further), further]
+        further._owns_gateway, self._further = False, [*filter(SshConnection.alive, self._further), further]
         if not self.transport.is_active():  # closed meanwhile
             further.close()
 
@@ -367,10 +366,12 @@ class SshConnection:
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. Idempotent."""
         self._remote_ports.leave()
-        self._heartbeat.stop()
-        for opened in (*self._forwards, *self._further):
-            opened.close()
+        for forward in self._forwards:
+            forward.close()
         self._forwards.clear()
+        self._heartbeat.stop()
+        for connection in self._further:
+            connection.close()
         self.transport.close()
         if self.gateway is not None and self._owns_gateway:
             self.gateway.close()

@@ -403,7 +403,10 @@ def clip(name: str, why: str, after: str) -> Sample:
 
 
 def test_a_completed_run_shows_what_its_model_made_of_clips_before_and_after(folder: RunFolder) -> None:
-    samples = (clip("c1", "improved most", "open the door"), clip("c2", "worst after training", "\x1b[31mopen[/]"))
+    samples = (
+        clip("c1", "improved most", "open the door"),
+        clip("c2", "most errors after training", "\x1b[31mopen[/]"),
+    )
     Showcase(kind="speech", split="test", step=30, of=9, samples=samples).write(folder.path / FOLDER / NAME)
     (folder.path / "model").mkdir(exist_ok=True)
     (folder.path / "model" / "model.safetensors").touch()

@@ -100,7 +100,7 @@ def test_members_notice_a_dead_or_frozen_coordinator(coordinator: subprocess.Pop
     assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
     client = member._client
     client._redial_for, client._deadline = 1.0, time.monotonic() + 1.0  # as if most of it were over
-    with pytest.raises(ExchangeError, match="lost the coordinator at"):
+    with pytest.raises(ExchangeError, match="has lost the machine that holds the run together"):
         until(lambda: member.start_gather("again", b"").wait(60) is None)
     member.close()
 

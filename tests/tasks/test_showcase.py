@@ -35,7 +35,7 @@ def chosen(before: list[Prediction], after: list[Prediction]) -> dict[str, str]:
 def test_the_most_improved_the_middle_and_the_worst_clip_are_shown() -> None:
     before, after = clips(a=4, b=4, c=4, d=2, e=1), clips(a=3, b=0, c=4, d=1, e=1)
     found = chosen(before, after)
-    assert found == {"improved most": "b", "middle of the others": "e", "worst after training": "c"}
+    assert found == {"improved most": "b", "middle of the others": "e", "most errors after training": "c"}
     showcase = showcase_of_texts("test", 7, before, after)
     assert showcase is not None and "Of 5 held-out clips" in showcase.rule
     assert [(one.first, one.last) for one in showcase.samples] == [(1.0, 0.0), (0.25, 0.25), (1.0, 1.0)]
@@ -44,17 +44,17 @@ def test_the_most_improved_the_middle_and_the_worst_clip_are_shown() -> None:
 def test_a_sentence_put_right_is_shown_before_one_word_that_was_three() -> None:
     word = [Prediction("w", "", "no", "x", "no", "x", wrong, 1, 0, 1) for wrong in (3, 0)]
     before, after = [word[0], *clips(a=3)], [word[1], *clips(a=0)]
-    assert chosen(before, after) == {"improved most": "a", "worst after training": "w"}
+    assert chosen(before, after) == {"improved most": "a", "none has an error after training": "w"}
 
 
 def test_fewer_than_three_clips_are_shown_as_they_are() -> None:
     assert chosen(clips(a=4), clips(a=0)) == {"improved most": "a"}
-    assert chosen(clips(a=4, b=1), clips(a=0, b=1)) == {"improved most": "a", "worst after training": "b"}
+    assert chosen(clips(a=4, b=1), clips(a=0, b=1)) == {"improved most": "a", "most errors after training": "b"}
     assert chosen([], clips(a=0)) == chosen(clips(b=1), clips(a=0)) == {}
 
 
 def test_no_clip_is_called_improved_that_is_not() -> None:
-    assert chosen(clips(a=0, b=1), clips(a=2, b=2)) == {"none improved": "b", "worst after training": "a"}
+    assert chosen(clips(a=0, b=1), clips(a=2, b=2)) == {"none improved": "b", "most errors after training": "a"}
 
 
 def test_words_that_are_heard_in_silence_are_errors() -> None:

@@ -18,7 +18,7 @@ from training.records.launched_script import LaunchedScript
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.script.script_start import backend_for
 from training.workers.script_worker import environment, file_stamps, interface_variables
-from training.workers.worker import Rendezvous, listen_address
+from training.workers.worker import Rendezvous, _unreached, listen_address
 
 JOB = LaunchedScript(script="x.py")
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
@@ -105,3 +105,15 @@ def test_every_process_is_told_whether_each_of_its_machine_has_a_gpu(
         for rank in (0, 1)
     ]
     assert given == [told, told]
+
+
+def test_who_cannot_reach_the_others_names_their_machine_and_what_to_do() -> None:
+    plan = on("desk", "b").model_copy(update={"coordinator": "desk"})
+    planned, elected, unnamed = (
+        _unreached(*of, "no route", carrier)
+        for *of, carrier in ((plan, 1, "10.0.0.1:4711", None), (plan, 1, "10.0.0.1:4711", 0), (on("b"), 0, "x:1", None))
+    )
+    assert planned.message.startswith("b-1 cannot reach desk, which holds the run together (no route); if that lasts")
+    assert "4711" not in planned.message and planned.unreached == "10.0.0.1:4711"
+    assert "cannot reach desk-0, which" in elected.message
+    assert "cannot reach the computer that started the run, which" in unnamed.message

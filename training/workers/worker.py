@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 import psutil
 
 from profiles.errors import ExitCode, MusterError, OthersLost, RunFailed
+from profiles.quantities import machine_text
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.loop.train_member import RESUME, prepared, run_to_exit_code, train
 from training.records.bounded_fields import LONGEST_LINE
@@ -118,9 +119,7 @@ def connect(
         local=plan.is_local(process),
         interface=process.device.interface,
         rendezvous=lambda: rendezvous()[:2],
-        on_unreachable=lambda address, why: emit(
-            WarningEvent(message=f"{process.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
-        ),
+        on_unreachable=lambda address, why, carrier: emit(_unreached(plan, rank, address, why, carrier)),
         transport=plan.profile.strategy.transport,
         on_return=lambda: emit(MemberEvent(status="joined", name=member.name, message="is back")),
         stand_in=StandInProcess(plan, rank, secrets, everywhere, emit) if plan.elects else None,
@@ -142,6 +141,16 @@ def connect(
     from training.run.meeting_point import columns_of
 
     return ColumnExchange(mesh, columns_of(plan)[process.device_number])
+
+
+def _unreached(plan: RunPlan, rank: int, address: str, why: str, carrier: int | None) -> WarningEvent:
+    """Return the event of a member that cannot reach the coordinator; ``carrier``: the rank that carries it now."""
+    names = [process.name for process in plan.processes]
+    there = plan.coordinator if carrier is None or carrier >= len(names) else names[carrier]
+    holder = f"{machine_text(there) if there else 'the computer that started the run'}, which holds the run together"
+    hint = "if that lasts, allow Python to accept connections in its firewall"
+    message = f"{machine_text(names[rank])} cannot reach {holder} ({why}); {hint}"
+    return WarningEvent(message=message, unreached=address)
 
 
 def _election(plan: RunPlan, rank: int, successor: Successor) -> ElectionEvent:

@@ -145,7 +145,7 @@ class CoordinatorClient:
             except ssl.SSLError:
                 problem = "its certificate does not match"
                 if not self._connected:  # else another process has its port while it restarts
-                    return f"the coordinator at {address} is of another run: {problem}"
+                    return f"{parse_endpoint(address)[0]} answers for another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
                 number = error.errno if isinstance(error, OSError) else None  # what asyncio says of it is for programs
                 problem = os.strerror(number) if number and number > 0 else "it does not answer"
@@ -162,7 +162,8 @@ class CoordinatorClient:
                 report_at = time.monotonic() + _UNREACHED_AFTER
             if time.monotonic() >= report_at and not self._closing:
                 report_at = time.monotonic() + _UNREACHED_EVERY
-                self._joining.on_unreachable(address, problem)
+                successor = self.succession.allegiance.successor
+                self._joining.on_unreachable(address, problem, None if successor is None else successor.carrier)
             if not self._closing:
                 self.succession.begin_search()
                 await self.succession.wait()
@@ -171,9 +172,8 @@ class CoordinatorClient:
             else:
                 self.succession.rotate()
             self.succession.prepare()
-            lost = "lost" if self._connected else "cannot reach"
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
-                return f"{lost} the coordinator at {address}: {problem}"
+                return f"{self._unreached(address)}: {problem}"
             await asyncio.sleep(_RETRY)
 
     async def _open_coordinator(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -201,10 +201,14 @@ class CoordinatorClient:
             raise asyncio.TimeoutError
         return dialling.result()
 
+    def _unreached(self, address: str) -> str:
+        lost = "has lost" if self._connected else "cannot reach"
+        return f"{lost} the machine that holds the run together ({parse_endpoint(address)[0]})"
+
     def overdue(self, status: GroupStatus) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
         if not self._connected:
-            return ExchangeTimeout(f"cannot reach the coordinator at {self.address}")
+            return ExchangeTimeout(self._unreached(self.address))
         missing = ", ".join(status.missing) or "somebody"
         return ExchangeTimeout(f"the group is not complete: {missing} did not connect")
 

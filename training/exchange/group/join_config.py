@@ -55,7 +55,8 @@ class JoinConfig:
         interface: the network interface over which most others reach this member fastest, if that was measured.
         rendezvous: returns ``host:port`` of the coordinator and of the relay, where they may change during the run; a
             relay without an address is on the coordinator's host, on the port the coordinator announces.
-        on_unreachable: called with the coordinator's address and the reason while it cannot be reached.
+        on_unreachable: called while the coordinator cannot be reached, with its address, the reason, and the rank on
+            whose machine it is if members have elected it.
         transport: the same for all members, see :class:`~training.exchange.links.handshake.Identity`.
         lease: seconds of silence after which the coordinator counts as lost.
         redial_for: seconds within which a lost coordinator must be back.
@@ -76,7 +77,7 @@ class JoinConfig:
     local: bool = False
     on_return: Callable[[], None] = lambda: None
     rendezvous: Callable[[], tuple[str, str]] | None = None
-    on_unreachable: Callable[[str, str], None] = lambda address, why: None
+    on_unreachable: Callable[[str, str, int | None], None] = lambda address, why, carrier: None
     interface: str = ""
     transport: Transport = "auto"
     lease: float = LEASE

@@ -91,7 +91,7 @@ class PendingTransfer:
             PeerLost: a member is gone.
         """
         if not self._ended.wait(timeout):
-            raise ExchangeTimeout(f"no result after {span_text(timeout)}")
+            raise ExchangeTimeout(f"no result after {span_text(timeout or 0)}")
         if self.error is not None:
             raise self.error
 

@@ -27,7 +27,7 @@ _MAX_BYTES = 4 << 20
 Kind = Literal["speech", "text", "items"]
 RULES: dict[Kind, str] = {
     "speech": "Of {of} held-out clips: the one with most words put right, the one in the middle of the others, and the "
-    "worst after training; of equal ones the longest.",
+    "one with most errors after training; of equal ones the longest.",
     "text": "The model goes on from the beginning of held-out samples: at the start, after a third and after two "
     "thirds of them. It takes the likeliest token each time.",
     "items": "Of {of} held-out samples, evenly spread: the best, the middle and the worst one by loss after training.",
@@ -130,7 +130,8 @@ def showcase_of_texts(
     if len(others) > 1:
         chosen.append(("middle of the others", others[(len(others) - 1) // 2]))
     if others:
-        chosen.append(("worst after training", others[-1]))
+        has_errors = _rate(others[-1][1]) > 0
+        chosen.append(("most errors after training" if has_errors else "none has an error after training", others[-1]))
     samples = tuple(_sample_of_clip(why, *pair) for why, pair in chosen)
     return Showcase(kind="speech", split=split, step=step, of=len(pairs), samples=samples)
 
