@@ -47,6 +47,8 @@ class MusterError(Exception):
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
+    cause: str = ""
+    """Stable identifier of what is wrong, for programs; empty: none."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from app.wizard.state.dependencies import is_unsaved
 from app.wizard.state.launch_records import LaunchRow
 from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, MachineRow, PlanPreview
 from app.wizard.state.state import Action, StatePart, Step, WizardState
-from distributed.ssh.errors import install_hint
+from distributed.ssh.errors import Unequipped
 from profiles.quantities import bytes_text
 from training.records.plan import status_word
 from training.records.run_files import is_live
@@ -199,7 +199,7 @@ def _has_failed(state: WizardState) -> bool:
 
 def _lacks_packages(state: WizardState) -> bool:
     failed = _failed(state)
-    return failed is not None and failed.fix == install_hint()
+    return failed is not None and failed.failure == Unequipped.cause
 
 
 def _absent(state: WizardState) -> list[MachineRow]:

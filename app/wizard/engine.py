@@ -225,7 +225,7 @@ class Wizard:
             outcome: Transition = done(task, result)
             asked.outcome = getattr(result, "problem", "") or "ok"  # a refused login is a result with a problem
         except Exception as error:  # noqa: BLE001 - thread boundary: the row shows the error, the set-up continues
-            outcome = failed(task, *_words(error))
+            outcome = _failure(task, error)
             asked.outcome = _words(error)[0]
         with self._lock:
             self._running.discard(task)
@@ -234,7 +234,7 @@ class Wizard:
         try:
             self._change(outcome)
         except Exception as error:  # noqa: BLE001 - an unusable result counts as failed, or its task would never end
-            self._change(failed(task, *_words(error)))
+            self._change(_failure(task, error))
 
     # ---------------------------------------------------------------------------------------------------- service calls
 
@@ -339,6 +339,10 @@ class Wizard:
     def _pause(self, row: Access) -> float:
         refused = row.report is not None and row.report.failed is not None and row.report.failed.value == "login"
         return SLOW_RETRY_EVERY if refused and self._attempts[row.key] > _MANY else self._retry_every
+
+
+def _failure(task: ServiceTask, error: Exception) -> Transition:
+    return failed(task, *_words(error), error.cause if isinstance(error, MusterError) else "")
 
 
 def _words(error: Exception) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
-from distributed.ssh.errors import SshError, install_hint
+from distributed.ssh.errors import SshError, Unequipped
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import training_python
 from profiles.quantities import bytes_text, span_text
@@ -103,7 +103,7 @@ class Readiness:
 
 
 class NotReady(MusterError):
-    """Some machines cannot take part; ``problems`` has one error for each."""
+    """Some machines cannot take part; ``problems`` has one error for each, ``cause`` is what they have in common."""
 
     exit_code = ExitCode.NOT_READY
 
@@ -116,7 +116,8 @@ class NotReady(MusterError):
             by_cause.setdefault(cause, []).extend([problem.machine] if problem.machine else [])
         texts = (f"{', '.join(sorted(names))}: {cause}" if names else cause for cause, names in by_cause.items())
         super().__init__("; ".join(texts), "; ".join(hints).replace("?;", "?"))
-        self.problems = tuple(problems)
+        self.problems, causes = tuple(problems), {problem.cause for problem in problems}
+        self.cause = causes.pop() if len(causes) == 1 else ""
 
 
 def check(
@@ -210,8 +211,7 @@ def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) 
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
-        problem = SshError(link.name, error.message_for(link.name), install_hint())
-        return Readiness(link, problem=problem, provisionable=True)
+        return Readiness(link, problem=Unequipped(link.name, error.message_for(link.name)), provisionable=True)
     lacks_packages = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=lacks_packages and _is_plain(link))
 
@@ -225,19 +225,17 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
     name = link.name
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(str(part) for part in facts.python)
+        problem = f"{link.python} is Python {version}, needed is 3.10 or newer"
         hint = "install Python 3.10 or newer there, and name it with 'python' in the hosts file"
-        hint = install_hint() if _is_plain(link) else hint
-        return SshError(name, f"{link.python} is Python {version}, needed is 3.10 or newer", hint)
+        return Unequipped(name, problem) if _is_plain(link) else SshError(name, problem, hint)
     if facts.missing:
         if link.machine.is_local and _is_plain(link):
-            problem = "PyTorch and the other packages that train are not installed here yet"
-            return SshError(name, problem, install_hint())
+            return Unequipped(name, "PyTorch and the other packages that train are not installed here yet")
         if "torch" in facts.missing and _is_plain(link):
-            return SshError(name, "nothing is installed there yet", install_hint())
-        packages = " ".join(facts.missing)
+            return Unequipped(name, "nothing is installed there yet")
+        problem, packages = f"{link.python} has no {', '.join(facts.missing)}", " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {packages} (or name another 'python' in the hosts file)"
-        hint = install_hint() if _is_plain(link) else hint
-        return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
+        return Unequipped(name, problem) if _is_plain(link) else SshError(name, problem, hint)
     if facts.unloadable:
         return SshError(name, f"{link.python} cannot load {facts.unloadable}", _load_hint(link, facts.unloadable))
     if not facts.writable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
 
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import MachinesNotReady
@@ -18,11 +17,6 @@ REMOTE_LOGIN = (
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
 WENT_SILENT = f"is it asleep, off, or its cable out? If not, {CONNECTION_LIMIT}"
 """Hint where a machine that answered a moment ago does not."""
-
-
-def install_hint() -> str:
-    """Return the hint where a machine lacks packages that Muster installs, with a command from the current folder."""
-    return program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
 
 
 def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:
@@ -53,8 +47,7 @@ class SshError(MachinesNotReady):
         hint: what to do about it.
     """
 
-    cause: ClassVar[str] = "ssh"
-    """Stable identifier for programs (``--json``)."""
+    cause = "ssh"
     stage = Stage.SHELL
     """The stage that failed."""
 
@@ -146,6 +139,14 @@ class ForwardRefused(SshError, cause="forward_refused", stage=Stage.REACH):
 
 class RemoteFileError(SshError, cause="remote_file"):
     """A file could not be written or read there."""
+
+
+class Unequipped(SshError, cause="unequipped"):
+    """It lacks packages that Muster can install there."""
+
+    def __init__(self, machine: str, problem: str) -> None:
+        hint = program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
+        super().__init__(machine, problem, hint)
 
 
 def space_hint(output: str) -> str:

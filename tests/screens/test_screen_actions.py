@@ -24,7 +24,7 @@ from app.wizard.state.observations import begun
 from app.wizard.state.records import Home, ItemStatus, PlanPreview
 from app.wizard.state.state import Action, ServiceTask, StatePart, Step, TaskKind
 from distributed.measuring.machine_figures import MeasuringProgress
-from distributed.ssh.errors import install_hint
+from distributed.ssh.errors import Unequipped
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
@@ -149,7 +149,7 @@ def test_a_plan_that_lacks_a_machine_goes_on_without_it(status: ItemStatus) -> N
 
 def test_a_plan_that_lacks_packages_leads_to_the_checks_which_install_them() -> None:
     steering = at(Step.PLAN)
-    lacking = {"cause": "loft: nothing is installed there yet", "fix": install_hint()}
+    lacking = {"cause": "loft: nothing is installed there yet", "failure": Unequipped.cause}
     steering.state = steering.state.putting(TaskKind.PLAN, status=ItemStatus.FAILED, value=PlanPreview(), **lacking)
 
     async def drive(pilot: Pilot[Any]) -> None:

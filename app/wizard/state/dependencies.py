@@ -101,8 +101,8 @@ def settle(state: WizardState) -> WizardState:
 def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], current: object) -> StatePart[Any]:
     """Return a part that is to be computed. Forms keep their current values until then, so that they do not flicker."""
     if kind is TaskKind.PLAN and state.strategy.status is ItemStatus.FAILED:
-        failed = state.strategy  # if no candidate plan can be predicted, the plan fails for the same reason
-        return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=current)
+        # if no candidate plan can be predicted, the plan fails for the same reason
+        return replace(state.strategy, value=state.empty(kind).value, progress=(), words="", inputs=current)
     stays = kind is TaskKind.JOB
     if kind is TaskKind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(current, tuple):
         stays = old.inputs[0] == current[0]  # the same candidate plan with another sync interval

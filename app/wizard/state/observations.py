@@ -102,12 +102,12 @@ def _with_line(lines: Sequence[str], newest: str, machines: Collection[str]) -> 
 
 
 @observation
-def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
-    """A task failed."""
-    return with_deferred(_with_failure(_at_rest(state, task), task, cause, fix))
+def failed(state: State, task: ServiceTask, cause: str, fix: str = "", failure: str = "") -> State:
+    """A task failed; ``failure`` is the ``cause`` of its error, an identifier."""
+    return with_deferred(_with_failure(_at_rest(state, task), task, cause, fix, failure))
 
 
-def _with_failure(state: State, task: ServiceTask, cause: str, fix: str) -> State:
+def _with_failure(state: State, task: ServiceTask, cause: str, fix: str, failure: str) -> State:
     if not is_current(state, task):
         return state
     noted = state.noting(f"{cause} ({fix})" if fix else cause)
@@ -123,7 +123,7 @@ def _with_failure(state: State, task: ServiceTask, cause: str, fix: str) -> Stat
     ):  # fmt: skip
         return noted
     kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
-    return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
+    return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix, failure=failure)
 
 
 def _at_rest(state: State, task: ServiceTask) -> State:

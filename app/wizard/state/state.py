@@ -126,6 +126,8 @@ class StatePart(Assessment, Generic[T]):
     """Last lines of its progress."""
     inputs: object = field(default=None, repr=False)
     """The answers it was computed from: for other answers it is computed anew."""
+    failure: str = ""
+    """Identifier of why it failed last: the ``cause`` of the error; empty: it has none."""
 
     def outdated(self) -> StatePart[T]:
         """Return the part as waiting to be recomputed; its current value stays on the screen meanwhile."""
