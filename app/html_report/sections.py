@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import command_line, visible
@@ -26,7 +26,6 @@ from profiles.quantities import (
     bytes_text,
     duration_text,
     energy_text,
-    figure_text,
     memory_text,
     share_text,
     temperature_text,
@@ -238,16 +237,15 @@ def prediction(evidence: Evidence) -> str:
     if comparison is None:
         short = "the run was too short, or differs from the planned one" if evidence.planning else ""
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
+    traffic = comparison.predicted_bytes_per_hour, comparison.measured_bytes_per_hour
     rows = [
-        _comparison_row("time of a step", comparison.predicted_step * 1000, comparison.measured_step * 1000, "ms"),
-        _comparison_row("of which all wait", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
-        _comparison_row("share of waiting", comparison.predicted_share * 100, comparison.measured_share * 100, "%"),
-        _comparison_row(
-            "traffic", comparison.predicted_bytes_per_hour / 1e9, comparison.measured_bytes_per_hour / 1e9, "GB an hour"
-        ),
+        _comparison_row("time of a step", comparison.predicted_step, comparison.measured_step, time_text),
+        _comparison_row("of which all wait", comparison.predicted_wait, comparison.measured_wait, time_text),
+        _comparison_row("waiting, of the time", comparison.predicted_share, evidence.state.waiting_share, share_text),
+        _comparison_row("traffic an hour", *traffic, bytes_text),
     ]
     rows += [
-        _comparison_row(f"compute on {visible(member.name)}", member.predicted * 1000, member.measured * 1000, "ms")
+        _comparison_row(f"compute on {visible(member.name)}", member.predicted, member.measured, time_text)
         for member in comparison.members
     ]
     if (whole := evidence.plan_vs_actual) is not None:
@@ -257,14 +255,13 @@ def prediction(evidence: Evidence) -> str:
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 
-def _comparison_row(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
+def _comparison_row(
+    name: str, predicted: float, measured: float | None, text_of: Callable[[float], str]
+) -> tuple[str, str, str, str]:
+    if measured is None:
+        return name, text_of(predicted), "-", "-"
     tells = predicted > max(1e-9, measured / 100)  # a multiple of next to nothing says nothing
-    ratio = f"{measured / predicted:.2f}" if tells else "-"
-    return name, f"{_rounded(predicted)} {unit}", f"{_rounded(measured)} {unit}", ratio
-
-
-def _rounded(value: float) -> str:
-    return "0" if value < 0.005 else figure_text(value)
+    return name, text_of(predicted), text_of(measured), f"{measured / predicted:.2f}" if tells else "-"
 
 
 def result(evidence: Evidence) -> str:

@@ -38,6 +38,14 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
     return f"{share_text(shares[rank])} of each step {'waited' if whole_run else 'waits'} for data{on_machine}"
 
 
+def waiting_text(state: RunState) -> str:
+    """Return the share of the machines' time in which they waited for exchanges, as text; empty where none worked."""
+    if state.waiting_share is None:
+        return ""
+    tense = "is" if state.ended is None else "was"
+    return f"{share_text(state.waiting_share)} of the time {tense} waiting for exchanges"
+
+
 def stages_times_text(state: RunState) -> str:
     """Return for how long each stage of a divided model computes in a step, and the share of a step in which a stage
     has no work, as text; empty where no model is divided."""

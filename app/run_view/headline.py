@@ -192,8 +192,6 @@ class HoldUp:
     """Its time to compute a step."""
     others: float
     """Mean time of the others to compute theirs."""
-    waiting: float
-    """Mean share of the others' time in which they wait."""
 
 
 def slowest(state: RunState) -> HoldUp | None:
@@ -213,13 +211,7 @@ def slowest(state: RunState) -> HoldUp | None:
     share = statistics.fmean(state.members[other].shares[1] for other in others)
     is_slow = times[rank] > 1.1 * statistics.median(times.values()) and state.members[rank].shares[1] < share
     explains = 0.5 <= (times[rank] - mean_time) / wait <= 2 if wait > 0 else False
-    return HoldUp(state.members[rank], times[rank], mean_time, share) if is_slow and explains else None
-
-
-def waiting_share(state: RunState) -> float | None:
-    """Return the share of the machines' time in which they waited for exchanges; ``None``: none has worked."""
-    waits = [member.shares[1] for member in state.members.values() if member.has_worked]
-    return statistics.fmean(waits) if waits else None
+    return HoldUp(state.members[rank], times[rank], mean_time) if is_slow and explains else None
 
 
 def _ended(view: RunView) -> RunHeadline:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from app.run_view.figures import waiting_text
 from app.run_view.member_state import TROUBLE
 from app.run_view.pair_paths import pairs
 from app.run_view.ribbon import Ribbon, ribbons, steps_away
@@ -31,8 +32,6 @@ MET_FROM = 0.95
 """Share of the predicted speed from which a plan counts as met."""
 _MIN_EXPLAINED = 0.2
 """Share of the shortfall that a reason must explain to be reported."""
-_HARDLY = 0.01
-"""Share of a measured wait below which its prediction is no figure to write."""
 
 
 @dataclass(frozen=True)
@@ -345,11 +344,10 @@ def _slower(state: RunState, comparison: PredictionComparison) -> Iterator[tuple
         name, measured, predicted = machine_text(slow.name), time_text(slow.measured), time_text(slow.predicted)
         words = f"{name} computed {measured} a step, {predicted} were predicted"
         yield excess / wall, words
+    if (state.waiting_share or 0.0) <= comparison.predicted_share:
+        return
     excess = comparison.measured_wait - comparison.predicted_wait
-    measured = time_text(comparison.measured_wait)
-    is_predicted = comparison.predicted_wait > _HARDLY * comparison.measured_wait
-    predicted = f"{time_text(comparison.predicted_wait)} were predicted" if is_predicted else "hardly any predicted"
-    words = f"exchanges held all machines up for {measured} a step, {predicted}"
+    words = f"{waiting_text(state)}, {share_text(comparison.predicted_share)} was predicted"
     relayed = [(rank, peer) for rank, peer, *routes in pairs(state.members)
                if any(route is not None and route.how == "relayed" for route in routes)]  # fmt: skip
     names = [" - ".join(state.members[rank].label for rank in pair) for pair in relayed[:2]]

@@ -7,6 +7,7 @@ share (evaluations, warnings, the last snapshot) is chosen by rules that do not 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -180,6 +181,13 @@ class RunState:
     def loss(self) -> float | None:
         """Mean loss of the newest step that all active members have done; ``None``: there is none."""
         return at_step(self.curves, "loss", self.step)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of the machines' time in which they waited for exchanges, the mean over them; ``None``: none has
+        worked. All displays say this one."""
+        waits = [member.shares[1] for member in self.members.values() if member.has_worked]
+        return statistics.fmean(waits) if waits else None
 
     @property
     def samples_per_second(self) -> float:

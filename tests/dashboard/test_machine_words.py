@@ -26,7 +26,7 @@ def test_the_slowest_machine_is_told_with_its_share() -> None:
     share = steps(1, 9, ranks=[0], samples=24, compute=0.75, wait=0.0)
     others = steps(1, 9, ranks=[1, 2], samples=12, compute=0.5, wait=0.25)
     words = who_is_slow(Picture(Path("run"), reduce_events([*started(), *share, *others]))).plain
-    told = "holds the others up: its 24 of 48 samples take 750 ms a step, theirs 500 ms; they wait 33 % of the time"
+    told = "holds the others up: its 24 of 48 samples take 750 ms a step, theirs 500 ms; 22 % of the time is waiting"
     assert told in words
 
 
@@ -39,7 +39,7 @@ def test_the_share_of_waiting_is_one_figure_on_all_tabs() -> None:
         events += steps(step, step, ranks=[0, 1], **fields)
         events += [sync(step // 10, member=rank) for rank in (0, 1) if merges]
     picture = Picture(Path("run"), reduce_events(events))
-    waiting = "17 % of the time goes to exchanges (waiting for the network and for one another)"
+    waiting = "17 % of the time is waiting for exchanges (for the network and for one another)"
     assert who_is_slow(picture).plain == f"no machine holds the others up; {waiting}"
     assert "17 % of the time is waiting" in next(iter(sums(picture))).plain
     assert newest_text(picture, "wait share") == "17 %"

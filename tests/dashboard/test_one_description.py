@@ -22,11 +22,13 @@ from app.dashboard.tabs.charts import newest_text
 from app.dashboard.tabs.machines import table_of, who_is_slow
 from app.dashboard.tabs.network import sums
 from app.dashboard.tabs.overview import loss_chart, progress_line
+from app.demo.services import write_demo_run
 from app.follow import Follower
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.page import page
 from app.progress import PlainProgress, ProgressPanel, change_line, step_line
 from app.report import completed_lines, stopped_line
+from app.run_view.figures import waiting_text
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.timeline import run_sentence, timeline_entry
@@ -205,9 +207,20 @@ def test_a_paused_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_share_of_waiting(displays: Displays) -> None:
-    assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting for them")
-    assert who_is_slow(displays.picture).plain.startswith("25 % of the time went to exchanges (waiting for")
+    assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting for exchanges")
+    assert who_is_slow(displays.picture).plain.startswith("25 % of the time was waiting for exchanges (for the network")
     assert displays.report.count(" (25 %)</td>") == len(LOSSES)
+
+
+def test_the_share_of_waiting_of_a_recorded_run(tmp_path: Path) -> None:
+    evidence = read_evidence(write_demo_run(tmp_path, 3))
+    picture, said = Picture(evidence.path, evidence.state), waiting_text(evidence.state)
+    assert re.match(r"[1-9][0-9.]* % of the time was waiting for exchanges$", said)
+    assert said in next(iter(sums(picture))).plain and said in who_is_slow(picture).plain
+    figure = said.removesuffix(" of the time was waiting for exchanges")
+    assert newest_text(picture, "wait share") == figure
+    row = rf'<td>waiting, of the time</td><td class="number">[^<]*</td><td class="number">{re.escape(figure)}<'
+    assert re.search(row, page(evidence))
 
 
 def test_the_end_has_the_same_word_in_timeline_notification_and_replay() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import cluster, job, machine, predict
 
-from app.run_view.headline import waiting_share
 from app.run_view.run_state import reduce_events
 from distributed.planning.documents.cluster import Cluster, MeasurementCache
 from distributed.planning.documents.corrections import LARGEST_FACTOR, Corrections, ExchangeCorrection, shrunk_mean
@@ -100,7 +99,7 @@ def test_plan_dashboard_and_comparison_tell_one_share_of_waiting(choice: Choice)
     assert 0 < candidate.waiting < 1
     assert compared(candidate, events).measured_share == pytest.approx(candidate.waiting)
     assert compared(candidate, events).predicted_share == candidate.waiting
-    assert waiting_share(reduce_events(events)) == pytest.approx(candidate.waiting)
+    assert reduce_events(events).waiting_share == pytest.approx(candidate.waiting)
 
 
 def test_a_divided_run_is_compared_stage_by_stage() -> None:

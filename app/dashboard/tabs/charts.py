@@ -18,7 +18,6 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.chart_values import LABEL_CELLS, value_text
 from app.dashboard.tabs.pane import Pane
 from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
-from app.run_view.headline import waiting_share
 from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
 from app.run_view.ribbon import rate_of_run, series_of_member, series_of_run
@@ -269,7 +268,7 @@ def newest_text(picture: Picture, name: str, with_step: bool = True) -> str:
     if name == "loss":
         return metric_text(name, state.loss)
     if name == "wait share":  # as Machines and Network say it
-        return "-" if (waiting := waiting_share(state)) is None else share_text(waiting)
+        return "-" if (waiting := state.waiting_share) is None else share_text(waiting)
     value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
     if value is None:
         return "-"

@@ -14,7 +14,8 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
-from app.run_view.headline import age, lag, slowest, waiting_share
+from app.run_view.figures import waiting_text
+from app.run_view.headline import age, lag, slowest
 from app.run_view.member_state import MemberState
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
@@ -115,13 +116,10 @@ def who_is_slow(picture: Picture) -> Content:
         alone = "one machine trained" if state.ended is not None else "one machine trains"
         return literal(alone if working else "no machine trains right now", "$text-muted")
     over = state.ended is not None
-    waiting = waiting_share(state) or 0.0
-    brake, share = slowest(state) if waiting >= _NOTICEABLE else None, f"{share_text(waiting)} of the time"
+    brake, waiting = slowest(state) if (state.waiting_share or 0.0) >= _NOTICEABLE else None, waiting_text(state)
     if brake is None:
-        went = "went" if over else "goes"
-        exchanges = f"{share} {went} to exchanges (waiting for the network and for one another)"
-        words = exchanges if over else f"no machine holds the others up; {exchanges}"
-        return literal(words, "$text-muted")
+        explained = f"{waiting} (for the network and for one another)"
+        return literal(explained if over else f"no machine holds the others up; {explained}", "$text-muted")
     samples = {m.rank: m.total.samples / m.total.steps for m in working}
     batch_share = f"{samples[brake.member.rank]:.0f} of {sum(samples.values()):.0f} samples"
     own_time, others_time = time_text(brake.seconds), time_text(brake.others)
@@ -129,7 +127,7 @@ def who_is_slow(picture: Picture) -> Content:
         literal(picture.name(brake.member.rank), "bold $text-warning"),
         f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
         f"{own_time} a step, theirs {others_time}",
-        (f"; they {'waited' if over else 'wait'} {share_text(brake.waiting)} of the time", "$text-muted"),
+        (f"; {waiting}", "$text-muted"),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from app.console import short_names
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane, Words
 from app.plan_table import choice_text
-from app.run_view.headline import waiting_share
+from app.run_view.figures import waiting_text
 from app.run_view.pair_paths import pair_lines, pairs
 from app.run_view.tables.exchanges import ExchangeRow, exchanges
 from app.shell.keys import WIDE
@@ -185,10 +185,7 @@ def sums(picture: Picture) -> Iterator[Content]:
     words = [
         f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}{listed}"
     ]
-    if (waiting := waiting_share(picture.state)) is not None:
-        tense = "is" if picture.state.ended is None else "was"
-        words.append(f"{share_text(waiting)} of the time {tense} waiting for them")
-    yield literal("; ".join(words))
+    yield literal("; ".join(filter(None, (*words, waiting_text(picture.state)))))
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
     for reason in picture.planning.reasons if picture.planning is not None else ():
