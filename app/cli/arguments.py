@@ -116,6 +116,10 @@ TrustNew = Annotated[
     bool, typer.Option("--trust-new", help="Accept the host keys of new machines.", rich_help_panel=OTHER_MACHINES)
 ]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
+RareTrustCode = Annotated[
+    bool, typer.Option("--trust-code", hidden=True, help="Run the Python code that the profile or the run names.")
+]
+"""Of a command with ``--help-all``, which alone shows it: the error without it names it."""
 
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

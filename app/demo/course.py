@@ -58,7 +58,7 @@ _UNEVEN = 0.05
 """Largest relative difference of a step's time from the mean."""
 _FIRST_PID, _PIDS_APART = 2140, 1217
 _SYNCS_REPORTED_EVERY = 10
-_COORDINATOR = "192.168.7.20:47100"
+_COORDINATOR = "192.168.7.20"
 
 
 class RecordedTraining(BaseModel):
@@ -320,7 +320,7 @@ class TourScript:
         machine, at = self._machines[rank], self._time + _SILENCE
         self._live.discard(rank)
         yield _log(self._time, machine.name, f"ERROR network: {machine.interface}: link is down")
-        broke = f"ERROR exchange: connection to the coordinator {_COORDINATOR} broke: No route to host"
+        broke = f"ERROR exchange: has lost the machine that holds the run together ({_COORDINATOR}): No route to host"
         yield _log(self._time + 1.5, machine.name, broke)
         yield self._member(rank, "lost", at, message=f"silent for {span_text(_SILENCE)}")
         yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {span_text(_SILENCE)}; dropped")

@@ -59,7 +59,9 @@ class Endpoint:
 
     @property
     def host_port(self) -> str:
-        """``host:port``, with an IPv6 address in brackets."""
+        """``address``, or ``address:port`` where the port is not that of SSH, with an IPv6 address in brackets."""
+        if self.port == 22:
+            return self.scoped
         return f"[{self.scoped}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 

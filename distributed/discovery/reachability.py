@@ -128,7 +128,7 @@ def explain(error: OSError, seconds: float, endpoint: Endpoint, platform: str = 
         hint = "is it on, awake and in this network?"
         return Problem("timeout", f"no answer from {endpoint.host_port} ({_over(endpoint)})", hint)
     if number in (errno.ECONNREFUSED, errno.ECONNRESET):
-        message = f"{endpoint.address} is there, but no SSH server listens on port {endpoint.port}"
+        message = f"{endpoint.host_port} is there, but no SSH server answers"
         return Problem("port_closed", message, REMOTE_LOGIN)
     local = endpoint.kind not in (PathKind.ROUTED, PathKind.VPN)
     if platform == "darwin" and number == errno.EHOSTUNREACH and local and seconds < _AT_ONCE:
@@ -149,7 +149,7 @@ def _over(endpoint: Endpoint) -> str:
 
 def explain_silence(endpoint: Endpoint, sign: str) -> Problem:
     """Explain why a machine that shows a sign of life does not answer on its SSH port."""
-    message = f"{endpoint.address} {sign} but drops connections to port {endpoint.port}: a firewall is in the way"
+    message = f"{endpoint.host_port} {sign} but drops SSH connections: a firewall is in the way"
     hint = (
         "allow SSH there: on a Mac System Settings > Network > Firewall > Options, on Linux sudo ufw allow ssh, "
         "on Windows a firewall rule for that port"

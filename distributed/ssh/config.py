@@ -124,8 +124,9 @@ class ResolvedHost:
 
     @property
     def host_port(self) -> str:
+        """``host``, or ``host:port`` where the port is not that of SSH, with an IPv6 address in brackets."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
-        return f"{host}:{self.port}"
+        return self.hostname if self.port == 22 else f"{host}:{self.port}"
 
     @property
     def ssh_command(self) -> list[str]:

@@ -301,7 +301,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:
             return PortClosed(host.machine, *refused_again(endpoint, ago))
-        return PortClosed(host.machine, f"no SSH server listens at {endpoint}", REMOTE_LOGIN)
+        return PortClosed(host.machine, f"{endpoint} is there, but no SSH server answers", REMOTE_LOGIN)
     if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
         problem = f"this computer has no address {host.bind_address} to connect to {endpoint} from"
         return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")

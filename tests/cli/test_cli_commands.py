@@ -153,6 +153,7 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(
     main(["distributed-train", "--help-all"])
     long = capsys.readouterr().out
     assert "--try " in short and "--dry-run" not in long
+    assert "--trust-code" in long and "--trust-code" not in short
     for spec in options():
         flag = re.compile(rf"--{spec.name.replace('_', '-')}\s")
         assert flag.search(long)

@@ -653,7 +653,7 @@ def test_causes_are_told_apart(number: int, seconds: float, platform: str, cause
 
 def test_a_firewall_names_the_port_and_the_sign_of_life() -> None:
     problem = explain_silence(endpoint(9), "answers to ping")
-    assert problem.message == "192.168.1.9 answers to ping but drops connections to port 22: a firewall is in the way"
+    assert problem.message == "192.168.1.9 answers to ping but drops SSH connections: a firewall is in the way"
 
 
 @pytest.mark.parametrize(

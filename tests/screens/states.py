@@ -83,7 +83,7 @@ STUDIO = MachineRow(
     paths=(_path("192.168.7.21", "en0", PathKind.WIRED), _path("169.254.7.2", "en5", PathKind.LINK_LOCAL)),
 )  # fmt: skip
 HOSTILE = MachineRow(
-    "SHA256:evil", EVIL, status=BAD, words="offline", cause="no SSH server listens on port 22",
+    "SHA256:evil", EVIL, status=BAD, words="offline", cause="no SSH server answers",
     fix="switch on Remote Login there", entry=Machine(name="evil", address="192.168.7.66"), found_by=("Bonjour",),
     paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Reachability.OFFLINE),),
 )  # fmt: skip
@@ -99,7 +99,7 @@ def _machine(name: str, address: str = "", user: str = "ada") -> MachineRow:
 
 
 def _off(machine: MachineRow) -> AccessReport:
-    said = "it answers, but no SSH server listens on port 22"
+    said = "it is there, but no SSH server answers"
     return replace(refused(machine), problem=said, fix="sudo systemctl enable --now ssh")
 
 

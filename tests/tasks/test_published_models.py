@@ -259,6 +259,6 @@ def test_data_are_looked_at_before_a_model_is_fetched(world: Path, monkeypatch: 
 def test_an_absent_machine_is_told_before_a_model_is_fetched(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = script(world, monkeypatch, 0)
     monkeypatch.setattr(prepare, "SEARCH", 0.0)
-    with pytest.raises(NotReady, match="no SSH server listens at 127.0.0.1:9"):
+    with pytest.raises(NotReady, match="127.0.0.1:9 is there, but no SSH server answers"):
         train_on_hosts(TrainRequest("demo", {"hosts": "x@127.0.0.1:9"}, no_input=True), Path("x@127.0.0.1:9"))
     assert not ran.exists()

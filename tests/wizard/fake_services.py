@@ -60,7 +60,7 @@ COMPARE = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 def let_in(machine: MachineRow) -> AccessReport:
-    return AccessReport(machine.name, where=f"{machine.entry.host}:22", user=machine.entry.user)
+    return AccessReport(machine.name, where=machine.entry.host, user=machine.entry.user)
 
 
 def refused(machine: MachineRow, cause: str = "port_closed", stage: Stage = Stage.REACH, **more: Any) -> AccessReport:

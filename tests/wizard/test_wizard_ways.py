@@ -45,7 +45,7 @@ def test_a_row_says_how_much_its_run_sees() -> None:
 @pytest.mark.parametrize(
     ("strategy", "interval", "said"),
     [
-        ("streaming_diloco", 2, "one exchange every 2 steps: streaming_diloco has 4 fragments"),
+        ("streaming_diloco", 2, "merging every 2 steps: this way has 4 fragments"),
         ("sparseloco", 100, "sparseloco needs 100 exchanges, and 6000 steps have 60"),
     ],
 )

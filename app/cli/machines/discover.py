@@ -210,7 +210,7 @@ def _best(machine: FoundMachine) -> str:
     best = machine.paths[0].endpoint
     others = sum(path.status is machine.paths[0].status for path in machine.paths) - 1
     others_note = f" +{others}" if others else ""
-    return f"{best.scoped if best.port == 22 else best.host_port}{others_note}"
+    return f"{best.host_port}{others_note}"
 
 
 def _tell_notices(discovery: Discovery) -> None:

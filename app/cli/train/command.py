@@ -26,8 +26,8 @@ from app.cli.arguments import (
     Notified,
     OfflineWheels,
     ProfileName,
+    RareTrustCode,
     Setting,
-    TrustCode,
     TrustNew,
 )
 from profiles.errors import BadInput, ExitCode
@@ -186,7 +186,7 @@ def distributed_train(
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
     offline_wheels: OfflineWheels = False,
     trust_new: TrustNew = False,
-    trust_code: TrustCode = False,
+    trust_code: RareTrustCode = False,
     as_json: Json = False,
     help_all: Annotated[
         bool,

@@ -183,7 +183,7 @@ def way_words(candidate: CandidateRow) -> str:
             f"{share_text(predicted.waiting)} waiting",
             f"{bytes_text(predicted.bytes_per_hour)} an hour",
         ]
-    return ", ".join([*phrases, *([f"H = {candidate.interval}"] if candidate.periodic else [])])
+    return ", ".join([*phrases, *([rhythm_text(candidate)] if candidate.periodic else [])])
 
 
 def plan_lines(state: WizardState) -> Iterator[str]:

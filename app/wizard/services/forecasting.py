@@ -64,7 +64,7 @@ class Forecast:
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
         moved = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
         if why := known_costs(moved, planning.job).why_unsupported(predictor.run_spec(moved), sync_schedule_of(moved)):
-            raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
+            raise BadInput(f"merging every {steps} steps: this way {why}", "take another number of steps")
         return way_of(planning, index, predictor.predict(moved))
 
     def _predictor(self, planning: Planning) -> Predictor:

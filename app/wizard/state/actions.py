@@ -306,7 +306,7 @@ def choose_strategy(state: State, index: int) -> State:
     if candidate is None:
         return state.noting("there is no such way to train")
     if candidate.problem:
-        return state.noting(f"{candidate.choice.name}: {candidate.problem}")
+        return state.noting(f"this way cannot be taken: {candidate.problem}")
     return state.answering(strategy="" if candidate.recommended else candidate.identity)
 
 

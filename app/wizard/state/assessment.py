@@ -51,7 +51,7 @@ def of_run(run: RunSummary) -> Assessment:
 # ------------------------------------------------------------------------------------------------------ access, checks
 
 _CAUSES = {
-    "unknown_host_key": "new host key", "host_key_changed": "key changed", "port_closed": "port closed",
+    "unknown_host_key": "new host key", "host_key_changed": "key changed", "port_closed": "no SSH server",
     "name_unknown": "name unknown", "no_route": "no route", "timeout": "no answer", "not_ssh": "not SSH",
     "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
     "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",

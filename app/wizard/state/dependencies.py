@@ -228,7 +228,7 @@ def blockers(state: WizardState) -> tuple[str, ...]:
         case Step.JOB:
             return ("the profile is being read",)
         case Step.STRATEGY if state.strategy.status in GOOD and chosen is not None and chosen.problem:
-            return (f"{chosen.choice.name}: {chosen.problem}",)
+            return (f"this way cannot be taken: {chosen.problem}",)
         case Step.STRATEGY:
             return _not_done(state.strategy, "the machines are being measured")
         case Step.PLAN if not state.members and state.plan.status is not ItemStatus.FAILED:

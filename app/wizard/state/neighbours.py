@@ -48,7 +48,7 @@ def unasked_networks(state: State) -> tuple[str, ...]:
 def network_question(networks: Sequence[str]) -> str:
     """Return the question before every address of networks is asked."""
     count = sum(2 ** (32 - int(network.rpartition("/")[2])) - 2 for network in networks)
-    return f"Ask all {count} addresses of {' and '.join(networks)} for SSH (port 22, once, a second at most each)?"
+    return f"Ask all {count} addresses of {' and '.join(networks)} for SSH (once, a second at most each)?"
 
 
 def with_neighbours(state: State, answers: NeighbourAnswers) -> State:
