@@ -17,13 +17,13 @@ def rate_text(mbit: float) -> str:
     if mbit < 0.0995:
         return f"{three_digits(mbit * 1000)} kbit/s"
     if mbit < 9999.5:
-        return f"{rate_figure(mbit)} Mbit/s"
+        return mbit_text(mbit)
     return f"{three_digits(mbit / 1000)} Gbit/s"
 
 
-def rate_range_text(slow: float, fast: float) -> str:
-    """Data rates of both directions of a link: ``94-211 Mbit/s``."""
-    return f"{rate_figure(slow)}-{rate_text(fast)}" if fast < 9999.5 else f"{rate_text(slow)} to {rate_text(fast)}"
+def mbit_text(mbit: float) -> str:
+    """Data rate beside another one, both in one unit: ``22500 Mbit/s``."""
+    return f"{rate_figure(mbit)} Mbit/s"
 
 
 def rate_figure(mbit: float) -> str:
@@ -50,7 +50,7 @@ def duration_text(seconds: float | None) -> str:
 def span_text(seconds: float) -> str:
     """Length of time in a sentence, as of a limit, an age or an absence: ``0.5 s``, ``30 s``, ``1 min 40 s``,
     ``12 min``, ``7 h 12 min``, ``2 days 3 h``."""
-    if seconds < 99.5:
+    if seconds < 99.5 and seconds != 60:
         return f"{three_digits(seconds)} s"
     minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 5 and seconds_left:
@@ -70,7 +70,8 @@ def position_text(seconds: float) -> str:
 def latency_figure(milliseconds: float) -> str:
     """Round trip in milliseconds without the unit, for a column or a map that names it: ``0.35``, ``3.7``, ``120``."""
     digits = max(0, 1 - math.floor(math.log10(milliseconds))) if milliseconds >= 1e-3 else 0
-    return f"{milliseconds:.{digits}f}"
+    text = f"{milliseconds:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def offset_text(seconds: float) -> str:

@@ -18,7 +18,7 @@ from textual.content import Content
 
 from app.console import short_names
 from app.shell.text import DOTS, literal, muted, together
-from profiles.quantities import rate_figure, rate_range_text, rate_text
+from profiles.quantities import mbit_text, rate_figure
 
 FEWEST, MOST = 2, 8
 """Fewest and most machines for which a map is drawn."""
@@ -81,8 +81,8 @@ class MapLink:
         if self.kind is LinkMedium.RELAY or fast <= 0:
             return (self.kind.word,) if self.kind is LinkMedium.RELAY else ()
         if fast <= 1.5 * slow:
-            return rate_text(slow), rate_figure(slow)
-        return rate_range_text(slow, fast), f"{rate_figure(slow)}-{rate_figure(fast)}"
+            return mbit_text(slow), rate_figure(slow)
+        return f"{rate_figure(slow)}-{mbit_text(fast)}", f"{rate_figure(slow)}-{rate_figure(fast)}"
 
 
 class _Box(NamedTuple):

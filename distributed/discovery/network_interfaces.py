@@ -60,9 +60,10 @@ class Endpoint:
     @property
     def host_port(self) -> str:
         """``address``, or ``address:port`` where the port is not that of SSH, with an IPv6 address in brackets."""
+        host = self.scoped if ":" in self.address else self.address
         if self.port == 22:
-            return self.scoped
-        return f"[{self.scoped}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+            return host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)

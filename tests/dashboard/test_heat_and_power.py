@@ -53,7 +53,7 @@ def test_columns_that_nobody_can_fill_are_not_there() -> None:
 
 def test_heat_and_power_stand_beside_who_does_not_know_them() -> None:
     shown = cells(going(*HOT))
-    assert shown["heat"] == ["-", "64°C", "55°C"]
+    assert shown["heat"] == ["-", "64 °C", "55 °C"]
     assert shown["power"] == ["-", "118 W", "-"]
 
 

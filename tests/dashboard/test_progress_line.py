@@ -49,7 +49,7 @@ def test_that_texts_are_unfinished_is_told_whole_at_every_width(width: int) -> N
 def test_the_bar_gives_way_before_words_do() -> None:
     shown = line(84, evaluated(0, 0.801))
     assert shown.endswith("WER on validation: 80.1 % before") and len(shown) <= 84
-    assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
+    assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1.1 %  24.0 samples/s  12:34")
 
 
 def test_more_wrong_words_than_were_said_are_over_100_per_cent() -> None:

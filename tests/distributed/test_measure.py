@@ -165,7 +165,7 @@ def test_a_busy_link_is_marked() -> None:
 def test_a_machine_that_others_used_is_named() -> None:
     said = figures_of(placed(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
     (remark,) = [line for line in remark_lines(MeasurementResult(["a"], speeds=[said])) if "other programs" in line]
-    assert remark.startswith("a: other programs used 63% of its processors during the measurement")
+    assert remark.startswith("a: other programs used 63 % of its processors during the measurement")
     assert remark_lines(MeasurementResult(["a"], speeds=[SPEED])) == []
 
 

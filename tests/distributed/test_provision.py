@@ -298,13 +298,13 @@ def test_a_long_download_without_output_says_how_much_has_arrived(
     with builder.heartbeat(text, every=0.001):
         assert told.wait(60)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert line["say"] == "downloading torch (900 MB in all); 2 MB are on the disk"
+    assert line["say"] == "downloading torch (900 MB in all); 2.0 MB are on the disk"
 
 
 def test_an_environment_that_is_being_made_says_how_much_of_it_is_there(tmp_path: Path) -> None:
     empty = builder.EmptyEnvironment("making an environment", tmp_path)
     (tmp_path / "pip").write_bytes(bytes(11_500_000))
-    assert empty() == "making an environment: 12 of about 23 MB" and empty.share() == pytest.approx(0.015)
+    assert empty() == "making an environment: 11.5 MB of about 23.0 MB" and empty.share() == pytest.approx(0.015)
     (tmp_path / "more").write_bytes(bytes(20_000_000))
     assert empty() and empty.share() == 0.03
     log = builder.InstallLog(100)
@@ -314,7 +314,7 @@ def test_an_environment_that_is_being_made_says_how_much_of_it_is_there(tmp_path
 
 def test_uv_names_sizes_and_no_share() -> None:
     headway = builder.InstallLog(80)
-    assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
+    assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10.5 MB in all)"
     assert headway.share == 0.0 and headway.describe("Resolved 80 packages in 1.2s") == "installing 80 packages"
     assert headway.describe("Installed 80 packages in 255ms") == "Installed 80 packages"
 

@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_a_number_has_no_point() -> None:
 def test_tables_say_what_was_not_reached_and_what_is_missing() -> None:
     found = result(row("allreduce", 1.0, 2.0), StrategyResult("demo", refused="no room"))
     losses, to_end, to_loss = result_tables(found, 2)
-    assert losses.rows == (("allreduce", "1.500 ± 0.71", "1.0 MB", "28 B"), ("demo", "refused", "-", "-"))
+    assert losses.rows == (("allreduce", "1.500 ± 0.707", "1.0 MB", "28 B"), ("demo", "refused", "-", "-"))
     assert to_end.rows == (("allreduce", "1:00:00", "6:00"),) and to_loss.rows == (("allreduce", "30:00", "-"),)
     assert remarks(found) == ["demo: refused: no room"]
 

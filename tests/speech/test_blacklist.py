@@ -52,7 +52,7 @@ def test_what_is_protected_in_training_is_never_listed() -> None:
 
 def test_many_of_them_hint_at_the_model() -> None:
     found = [doubt(str(number), 1.0 * (number < 3)) for number in range(20)]
-    with pytest.raises(BadInput, match=r"3 of 20 samples \(15.0%\) .* more than 10.0%.*not learnt enough"):
+    with pytest.raises(BadInput, match=r"3 of 20 samples \(15 %\) .* more than 10 %.*not learnt enough"):
         choose(found, Bounds(repeated=1, most=0.1), Patches())
 
 

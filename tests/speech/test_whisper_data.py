@@ -69,7 +69,7 @@ def test_broken_file_is_named_and_left_out(
 
 
 def test_too_many_broken_files(prepared: Prepared, one_broken: Path) -> None:
-    with pytest.raises(BadInput, match="1 of 8 recordings broken, more than 10.0%; first .*clip3.*max_broken_share"):
+    with pytest.raises(BadInput, match="1 of 8 recordings broken, more than 10 %; first .*clip3.*max_broken_share"):
         prepared(dataset_path=one_broken, max_broken_share=0.1)
 
 

@@ -72,7 +72,7 @@ def test_bad_samples_are_named_once_and_left_out(tmp_path: Path) -> None:
 
 
 def test_too_many_end_the_run_with_their_number_and_names(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"worker-0: 2 of 48 samples of train cannot be read, more than 2.5%") as it:
+    with pytest.raises(RunFailed, match=r"worker-0: 2 of 48 samples of train cannot be read, more than 2.5 %") as it:
         train(allowing(0.025), tmp_path, DamagedTask(3, 17))
     assert "3" in it.value.message and "17" in it.value.message and "max_broken_share" in it.value.hint
 

@@ -114,4 +114,4 @@ def test_a_run_names_the_machine_whose_gradients_are_garbage(tmp_path: Path) -> 
         stage.run.kill()
     (warning,) = (event for event in stage.events if isinstance(event, WarningEvent))
     assert (warning.member, warning.step) == (1, 11)
-    assert "worker-1: its gradient of step 11 is 3e+06 times as long as each other one" in warning.message
+    assert "worker-1: its gradient of step 11 is 3,000,000 times as long as the others" in warning.message

@@ -46,7 +46,7 @@ def test_a_row_says_how_much_its_run_sees() -> None:
     ("strategy", "interval", "said"),
     [
         ("streaming_diloco", 2, "merging every 2 steps: this way has 4 fragments"),
-        ("sparseloco", 100, "sparseloco needs 100 exchanges, and 6000 steps have 60"),
+        ("sparseloco", 100, "this way needs 100 exchanges, and 6000 steps have 60"),
     ],
 )
 def test_an_interval_that_the_strategy_refuses_cannot_be_chosen(strategy: str, interval: int, said: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from app.wizard.state.records import FINE, Access, AccessNeed, Assessment, ItemStatus, MachineRow
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from profiles.errors import counted
-from profiles.quantities import rate_text, share_text
+from profiles.quantities import mbit_text, rate_text, share_text
 
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -176,7 +176,7 @@ def warnings_of(pair: PairFigures) -> list[str]:
         warnings.append(f"Wi-Fi: {' and '.join(wireless)}")
     slow, fast = sorted((figures.mbit, figures.mbit_back))
     if fast > _ASYMMETRIC * slow and slow < _FAST_MBIT:
-        rates = f"{rate_text(slow)}, back {rate_text(fast)}"
+        rates = f"{mbit_text(slow)}, back {mbit_text(fast)}"
         warnings.append(f"slower one way: {rates}; check cable or Wi-Fi at both ends")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         warnings.append("goes through a VPN")
