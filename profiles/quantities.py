@@ -120,7 +120,7 @@ def temperature_text(celsius: float) -> str:
 def bytes_text(count: float) -> str:
     """Bytes sent or stored, in decimal units: ``12.3 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
+        if abs(count) < 999.5:  # else it would round to 1000 of this unit
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
@@ -174,12 +174,14 @@ def figure_text(value: float) -> str:
 
 def loss_text(value: float | None) -> str:
     """Loss, and other metrics without a unit: ``2.000``, ``0.08712``; four digits, so that it keeps its width; ``-`` if
-    unknown."""
+    unknown. One that explodes or vanishes is ``over 10^9`` or ``under 10^-6``."""
     if value is None or not math.isfinite(value):
         return _DASH
+    if abs(value) >= 1e9 or 0 < abs(value) < 1e-6:
+        return "over 10^9" if abs(value) > 1 else "under 10^-6"
     if abs(value) >= 9999.5:
         return f"{value:,.0f}"
-    digits = 3 - math.floor(math.log10(abs(float(f"{value:.3e}")))) if abs(value) >= 1e-6 else 3
+    digits = 3 - math.floor(math.log10(abs(float(f"{value:.3e}")))) if value else 3
     return f"{value:.{digits}f}"
 
 

@@ -63,9 +63,13 @@ def test_round_trips_have_two_digits() -> None:
     assert [latency_figure(ms) for ms in (0.351, 0.4, 3.66, 121.4, 0)] == ["0.35", "0.4", "3.7", "121", "0"]
 
 
+def test_what_rounds_to_a_thousand_takes_the_next_unit() -> None:
+    assert [bytes_text(size) for size in (999_499, 999_999, 999_999_999)] == ["999 kB", "1.0 MB", "1.0 GB"]
+
+
 def test_a_loss_has_four_digits() -> None:
-    losses = [loss_text(loss) for loss in (2, 0.087123, 9.9996, 12345.6, 0, float("nan"))]
-    assert losses == ["2.000", "0.08712", "10.00", "12,346", "0.000", "-"]
+    losses = [loss_text(loss) for loss in (2, 0.087123, 9.9996, 12345.6, 0, float("nan"), 1e30, 1e-9)]
+    assert losses == ["2.000", "0.08712", "10.00", "12,346", "0.000", "-", "over 10^9", "under 10^-6"]
 
 
 def test_samples_of_a_second_keep_a_decimal() -> None:

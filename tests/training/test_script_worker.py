@@ -113,7 +113,9 @@ def test_who_cannot_reach_the_others_names_their_machine_and_what_to_do() -> Non
         _unreached(*of, "no route", carrier)
         for *of, carrier in ((plan, 1, "10.0.0.1:4711", None), (plan, 1, "10.0.0.1:4711", 0), (on("b"), 0, "x:1", None))
     )
-    assert planned.message.startswith("b-1 cannot reach machine a, which holds the run together (no route); if that lasts")
+    assert planned.message.startswith(
+        "b-1 cannot reach machine a, which holds the run together (no route); if that lasts"
+    )
     assert "4711" not in planned.message and planned.unreached == "10.0.0.1:4711"
     assert "cannot reach a-0, which" in elected.message
     assert "cannot reach the computer that started the run, which" in unnamed.message
