@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, RunFailed, counted
-from profiles.quantities import share_text
+from profiles.quantities import error_rate_text, loss_text, share_text
 from profiles.schema import ModelSettings
 from speech.export.exporters import (
     CheckClip,
@@ -166,7 +165,7 @@ def _metrics(source: ModelSource) -> list[str]:
 def _figure(name: str, value: Any) -> str:
     if not isinstance(value, (int, float)):
         return "-"
-    return metric_text(name, value, exact=True)
+    return error_rate_text(value) if name in ("wer", "cer") else loss_text(value)
 
 
 def _cell(value: Any) -> str:
