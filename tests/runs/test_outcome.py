@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -237,10 +237,13 @@ def test_the_pauses_of_a_run_without_steps_are_not_told_as_its_time(tmp_path: Pa
     assert summarise(folder.path).seconds is None
 
 
-def test_what_failed_before_its_first_step_has_not_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_what_ended_before_its_first_step_has_not_trained(
+    tmp_path: Path, status: Literal["failed", "cancelled"]
+) -> None:
     with new_folder(tmp_path) as folder:
         folder.update_metadata(start_time="2026-11-20T10:00:00+00:00")
-        folder.finish("failed", {"steps": 0, "attempts": 0, "seconds": 119.5})
+        folder.finish(status, {"steps": 0, "attempts": 0, "seconds": 119.5})
     assert summarise(folder.path).seconds is None
 
 

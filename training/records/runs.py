@@ -73,11 +73,11 @@ class RunSummary:
     @property
     def seconds(self) -> float | None:
         """Duration of a finished run, summed over its attempts (:mod:`training.records.attempts`); ``None`` if it
-        failed before its first step."""
+        ended before its first step."""
         metadata = self.metadata
         if metadata is None or not metadata.end_time:
             return None
-        if metadata.status == "failed" and metadata.metrics.get("attempts") == 0:  # it took no step
+        if metadata.status in ("failed", "cancelled") and metadata.metrics.get("attempts") == 0:  # it took no step
             return None
         seconds = metadata.metrics.get("seconds")
         if isinstance(seconds, (int, float)) and seconds > 0:
