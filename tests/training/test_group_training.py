@@ -158,6 +158,8 @@ def test_an_overlapped_exchange_keeps_the_steps_made_meanwhile(tmp_path: Path, s
     syncs = [[(e.step, e.weight_hash) for e in m.events if isinstance(e, SyncEvent)] for m in members.values()]
     assert [step for step, _ in syncs[0]] == [6, 10, 12]
     assert syncs[0] == syncs[1]
+    since = members[0].trainer.position.since  # the mean that arrived after step 10 began two steps before
+    assert since is not None and since.step == 8
     assert torch.equal(weights(members[0]), weights(members[1]))
 
 
