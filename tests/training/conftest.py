@@ -27,7 +27,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         folder.mkdir()
         issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
         names = tuple(member.name for member in plan.members)
-        config = CoordinatorConfig(run_id=plan.run_id, names=names, certificates=folder / "coordinator")
+        config = CoordinatorConfig(
+            run_id=plan.run_id, names=names, certificates=folder / "coordinator", absent=plan.absent
+        )
         coordinator = Coordinator(config)
         coordinators.append(coordinator)
         port = coordinator.start()

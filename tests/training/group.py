@@ -66,7 +66,9 @@ def run_group(
     def body(rank: int) -> None:
         members[rank] = run_member(plan, rank, connect(rank), make_task(rank), run_dir, control(rank), [])
 
-    threads = [threading.Thread(target=body, args=(m.rank,), daemon=True) for m in plan.members]
+    threads = [
+        threading.Thread(target=body, args=(m.rank,), daemon=True) for m in plan.members if m.rank not in plan.absent
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

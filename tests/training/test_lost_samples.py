@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from group import Serve, run_group
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from toy_task import ToyTask, toy_plan
 
+from profiles.errors import ExitCode
 from training.data.partitions import Schedule, SplitSchedule
 from training.data.sample_order import Cursor, SampleRange, SampleSchedule
 from training.loop.position import EarlyStopping, Position
+from training.run.orders import Command, Control
+from training.tasks.base import Batch
 
 PLANNED = {0: 2, 1: 3, 2: 1}
 
@@ -146,6 +155,47 @@ def test_a_partition_waits_with_what_its_member_had_in_hand(history: list[tuple[
         group.end_round()
     for part in parts:
         assert {group.counted[0, index] for index in part.tolist()} == {1}
+
+
+class Counting(ToyTask):
+    """Records the samples of each step."""
+
+    def __init__(self) -> None:
+        super().__init__(samples=120)
+        self.steps: list[list[int]] = []
+
+    def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        return {**super().collate(samples, rngs), "indices": torch.tensor([index for index, *_ in samples])}
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        if model.training:
+            self.steps.append(batch["indices"].tolist())
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["diloco", "local_sgd"])
+def test_a_run_that_resumes_in_mid_round_without_a_member_trains_on_its_samples(
+    tmp_path: Path, serve: Serve, strategy: str
+) -> None:
+    """Steps of 12 samples, of which the third member's of steps 5 and 6 are in no round; then steps of 8."""
+
+    def stopping(rank: int) -> Control:
+        control = Control()
+        control.post(Command(command="stop", at_step=6))
+        return control
+
+    own = {strategy: {"sync_interval": 4}}
+    first = toy_plan(3, training={"max_steps": 13}, strategy={"strategy": strategy, "owned": own})
+    before, after = [[Counting() for _ in range(3)] for _ in range(2)]
+    run_group(first, serve(first), before.__getitem__, tmp_path, stopping)
+    rest = first.model_copy(update={"resume": True, "absent": (2,)})
+    members = run_group(rest, serve(rest), after.__getitem__, tmp_path)
+    assert [members[rank].ending for rank in (0, 1)] == [ExitCode.DONE] * 2
+    assert [len(task.steps) for task in (*before, *after)] == [6, 6, 6, 7, 7, 0]
+    del before[2].steps[4:]
+    counted = [index for task in (*before, *after) for step in task.steps for index in step]
+    assert sorted(counted) == list(range(120))
 
 
 def test_earlier_snapshots_have_pairs_for_partitions_and_tell_of_no_synchronisation() -> None:
