@@ -12,6 +12,7 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import command_line
+from app.screens.job_preview import run_preview, steps_of
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import WIDE, Key
@@ -25,7 +26,6 @@ from profiles.errors import counted
 from profiles.installation import shown_path
 from profiles.options import OptionSpec, check_value, unusual_value
 from profiles.quantities import duration_text, memory_text
-from training.numerics.schedule import run_steps
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _PLAIN = {
@@ -100,18 +100,12 @@ class JobScreen(StepScreen):
         ]
 
     def _steps(self, state: WizardState) -> str:
-        """Return what the epochs are in optimizer steps of the selected machines; empty where that is not known."""
-        values = {row.name: row.value for row in state.job.value.options if not row.problem}
-        samples = int(values.get("max_train_samples") or 0) or state.data.value.samples
-        samples = min(samples, state.data.value.samples)
-        try:
-            epochs, batch = float(values["epochs"]), int(values["batch_size"])
-            batch *= int(values.get("gradient_accumulation") or 1) * len(state.members)
-        except (KeyError, ValueError):  # such as ``auto``
-            return ""
-        if not samples or not batch or int(values.get("max_steps") or 0):
-            return ""
-        return f"passes, about {counted(run_steps(samples, batch, epochs).steps, 'step')}"
+        steps, _ = steps_of(state)
+        return f"passes, about {counted(steps, 'step')}" if steps else ""
+
+    def preview(self, state: WizardState) -> Sequence[Content]:
+        """Return what the run will be; the advanced options need its room."""
+        return () if self._open or self.table.filter_text else run_preview(state)
 
     def _fits(self, state: WizardState) -> Content:
         fits = state.fits

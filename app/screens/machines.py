@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
+from app.screens.network_map import ways_from_here
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import QuestionDialog, TextDialog, refusal_by
@@ -72,6 +73,11 @@ class MachinesScreen(StepScreen):
         if row.fingerprint and not row.here:
             lines.append(muted(f"host key {row.fingerprint}"))
         return lines
+
+    def preview(self, state: WizardState) -> Sequence[Content]:
+        if measured := self.map_lines(state):
+            return [muted("The links between them, as measured."), *measured]
+        return ways_from_here(state, *self.app.size, self.steered.ascii_only)
 
     def head(self, state: WizardState) -> Content:
         machines = state.machines

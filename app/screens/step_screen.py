@@ -16,7 +16,7 @@ from app.screens.network_map import map_where_there_is_room
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.folding import Prose
-from app.shell.keys import WIDE, WIDEST, Key
+from app.shell.keys import TALL, WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width, widths
 from app.wizard.engine import Wizard
@@ -88,6 +88,10 @@ class StepScreen(BaseScreen):
     StepScreen.-widest #side, StepScreen.-below.-wide #side {
         display: block; width: 42; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
     }
+    StepScreen #preview { display: none; height: 1fr; margin-top: 1; padding-left: 2; }
+    StepScreen.-preview #main { height: auto; max-height: 60%; }
+    StepScreen.-preview #rows { height: auto; }
+    StepScreen.-preview #preview { display: block; }
     StepScreen #said { height: auto; max-height: 5; margin: 1 0; }
     StepScreen #side.-nothing { border: none; }
     StepScreen.-below.-narrow #rows { height: auto; max-height: 50%; }
@@ -115,6 +119,10 @@ class StepScreen(BaseScreen):
     def head(self, state: WizardState) -> Content:
         """Return the text above the table; empty: none."""
         return Content("")
+
+    def preview(self, state: WizardState) -> Sequence[Content]:
+        """Return what stands under the table where the terminal is tall enough."""
+        return ()
 
     def empty(self, state: WizardState) -> Content:
         """Return the text shown while there are no rows."""
@@ -158,6 +166,7 @@ class StepScreen(BaseScreen):
             yield RowTable(self.columns(self.state), headed=self.HEADED, id="rows")
             with VerticalScroll(id="side", can_focus=self.DETAIL_BELOW):
                 yield _Details(id="about")
+        yield Prose(id="preview")
         yield Prose(id="said")
 
     def on_mount(self) -> None:
@@ -195,6 +204,9 @@ class StepScreen(BaseScreen):
         head.display = bool(content)
         head.update(content)
         self.query_one("#said", Static).update(self._status_lines(state))
+        preview = self.preview(state) if self.app.size.height >= TALL else ()
+        self.set_class(bool(preview), "-preview")
+        self.query_one("#preview", Static).update(Content("\n").join(preview))
         self._draw_table(state)
 
     def _draw_table(self, state: WizardState) -> None:

@@ -141,7 +141,8 @@ class KeyBar(Static):
 
 
 LEAST = Size(72, 20)
-WIDE, WIDEST = 100, 140
+WIDE, WIDEST, TALL = 100, 140, 40
+"""Columns, and lines, from which a screen shows more side by side, or below."""
 
 
 def too_small(size: Size) -> bool:

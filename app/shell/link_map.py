@@ -1,7 +1,8 @@
 """Map of machines (boxes) and the links between them (lines) in the cells of a terminal; pure functions.
 
 The thicker a line, the faster the link; a cable is solid, Wi-Fi is dashed, and a relayed link, between machines that
-cannot connect, is dotted. The rate is written on a line if there is space for it. Nothing is conveyed by colour alone.
+cannot connect, is dotted. What leads through a router or a VPN is
+drawn in long dashes. The rate is written on a line if there is space for it. Nothing is conveyed by colour alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class LinkMedium(Enum):
 
     CABLE = "cable", "━━━", 1, 0, "$text-primary"
     AIR = "Wi-Fi", "╍ ╍", 6, 4, "$text-warning"
+    ROUTED = "router or VPN", "━ ╸", 10, 2, "$text-accent"
     RELAY = "relayed", "· ·", 2, 4, "$text-error"
 
     def __init__(self, word: str, sample: str, on: int, off: int, style: str) -> None:

@@ -52,6 +52,7 @@ _SHORT_PATIENCE = 5.0
 _HEADERS_ERR = 0.1
 """Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
+_EXAMPLES = 4
 _PUBLISHED = "openai/whisper-"
 """Prefix of the names of Whisper models whose window is known before they are fetched."""
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
@@ -76,6 +77,7 @@ def findings(profile: Profile) -> dict[str, Any]:
         "columns": _columns(Path(data.dataset_path).expanduser()),
         "notes": list(_notes(_history(tables), data)),
         "few": too_few(len(splits.get("train", ()))),
+        "examples": _examples(splits.get("train", ())),
         **_too_long(profile, splits),
         **_measure_recordings(splits),
     }
@@ -174,6 +176,11 @@ def _columns(path: Path) -> list[str]:
     names = {name for names in SPLITS.values() for name in names} | {"metadata"}
     tables = [table for table in tables if table.stem in names] or tables
     return list(read_table(tables[0]).columns) if tables else []
+
+
+def _examples(clips: Sequence[Clip]) -> list[str]:
+    """Return the texts of a few clips from all over the table."""
+    return [clip.text for clip in clips[:: max(1, len(clips) // _EXAMPLES)][:_EXAMPLES]]
 
 
 def _measure_recordings(splits: SpeechSplits) -> dict[str, Any]:

@@ -149,7 +149,15 @@ JOB = JobForm(
     ),
     ("whisper-tiny", "whisper-small"), ("recordings",), "whisper-tiny", "recordings",
 )  # fmt: skip
-DATA = DataSummary(6400, 5.3, ("audio", "text"), (("train", 6400), ("test", 240)), ("clips/0412.wav",), 1)
+DATA = DataSummary(
+    6400,
+    5.3,
+    ("audio", "text"),
+    (("train", 6400), ("test", 240)),
+    ("clips/0412.wav",),
+    1,
+    examples=("open the second window", "and close it again"),
+)
 FITS = (
     Fit("SHA256:desk", "desk", 3_000_000_000, 24_000_000_000, status=OK, words="fits"),
     Fit("SHA256:studio", "studio", 3_000_000_000, 50_000_000_000, status=OK, words="fits"),

@@ -9,12 +9,17 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
+from app.screens.network_map import ways_from_here
+from app.shell.keys import TALL
 from app.shell.link_map import IDEAL, LinkMedium, MapLink, drawn, legend
 from app.wizard.state.assessment import of_pair, warnings_of
 from app.wizard.state.records import ItemStatus
 from app.wizard.state.state import Step, TaskKind
+from distributed.discovery.machine_identity import FoundPath
+from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.sightings import Reachability
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import STRATEGY, at
+from tests.screens.states import DESK, STRATEGY, STUDIO, at
 from tests.wizard.fake_services import pair
 
 NAMES = ("this-pc", "demo-studio", "MacBook", "tower", "mini", "attic", "pc", "nas")
@@ -57,8 +62,18 @@ def test_a_faster_link_is_thicker() -> None:
 
 
 def test_kinds_differ_without_colours() -> None:
-    whole, dashed, dotted = (points(MapLink("a", "b", kind)) for kind in LinkMedium)
-    assert whole > dashed > dotted > 0
+    whole, long_dashed, dashed, dotted = sorted((points(MapLink("a", "b", kind)) for kind in LinkMedium), reverse=True)
+    assert whole > long_dashed > dashed > dotted > 0
+
+
+def test_before_links_are_measured_a_tall_terminal_shows_the_ways_from_here() -> None:
+    state = replace(at(Step.MACHINES).state, parts={})
+    shown = "\n".join(line.plain for line in ways_from_here(state, 160, TALL, False))
+    assert "desk" in shown and "studio" in shown and "━━━ cable" in shown and "Mbit/s" not in shown
+    path = FoundPath(Endpoint("10.8.0.3", "wg0", 22, PathKind.VPN), Reachability.ONLINE, None)
+    studio = replace(STUDIO, paths=(path,))
+    far = replace(state, machines=replace(state.machines, rows=(DESK, studio)))
+    assert "router or VPN" in ways_from_here(far, 160, TALL, False)[-1].plain
 
 
 def test_the_slower_direction_decides() -> None:

@@ -95,6 +95,7 @@ def test_broken_recordings_are_counted(tmp_path: Path) -> None:
     assert found["hours"] == hours > 0  # of those to train on, as many as are counted beside it
     assert found["splits"] == {"train": 2, "test": 1} and found["broken_count"] == 1
     assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
+    assert found["examples"] == ["yes", "no"]
 
 
 def test_recordings_longer_than_the_window_are_a_red_row(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ The start of a run looks here first: whether the data set can be read. Nothing i
 
 Standard input is a profile's document (:class:`profiles.schema.Profile`). Standard output is one JSON object::
 
-    {"splits": {"train": 6400}, "hours": 1.9, "columns": ["id", ...], "broken": ["a.wav: ..."], "broken_count": 1, ...}
+    {"splits": {"train": 6400}, "hours": 1.9, "columns": ["id", ...], "broken": ["a.wav: ..."], "broken_count": 1,
+     "examples": ["seven two", ...], ...}
     {"splits": ..., "too_long": {"error": ..., "hint": ..., "instead": "PROFILE"}}
     {"error": ..., "hint": ..., "problems": ["train.csv:12: column text is empty", ...], "salvageable": true}
 

@@ -167,6 +167,7 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
         broken=tuple(map(str, summary.get("broken", ()))),
         broken_count=broken,
         notes=tuple(map(str, summary.get("notes", ()))),
+        examples=tuple(map(str, summary.get("examples", ()))),
         assessment=Assessment(
             status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken or few else ItemStatus.OK,
             words=f"{samples:,} {summary.get('unit', 'samples')}" if samples else str(summary.get("note", "found")),

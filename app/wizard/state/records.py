@@ -272,8 +272,8 @@ class DataSummary:
     splits: tuple[tuple[str, int], ...] = ()
     broken: tuple[str, ...] = ()  # files that cannot be read, the first few
     broken_count: int = 0
-    notes: tuple[str, ...] = ()
-    """What commands did to the data set, each with the command that shows more."""
+    notes: tuple[str, ...] = ()  # what commands did to it, each with the command that shows more
+    examples: tuple[str, ...] = ()  # texts of a few samples
     instead: str = ""  # a profile whose model handles all recordings, if that of the job does not
     problems: tuple[str, ...] = ()  # of its tables, each with file and line
     epochs: str = ""  # to take over few samples, if those of the profile would hardly train
