@@ -131,9 +131,9 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
-    assert "trained 1:35 (1:34 promised; demo-pc alone 3:52)" in page and "; demo-studio back at step " in page
+    assert "trained 1:57 (1:55 promised; demo-pc alone 4:17)" in page and "; demo-studio back at step " in page
     assert "<div><b>0:08</b><span>to start</span></div>" in page
-    assert '<td>the whole run</td><td class="number">1:34</td><td class="number">1:35</td>' in page
+    assert '<td>the whole run</td><td class="number">1:55</td><td class="number">1:57</td>' in page
     assert "<summary>Strategies that were not considered</summary>" in page
     assert "<td>chosen</td>" in page and "more are in planning.json" in page and "measured / predicted" in page
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
