@@ -56,6 +56,8 @@ IDLE = 120.0
 """Seconds without a request after which the program exits."""
 ALONE, TOGETHER = 0.6, 0.25
 """Measured seconds of a transfer: with one stream, with several."""
+SETTLING = 0.25
+"""Seconds of a transfer alone after which it ends where its rate is known well enough."""
 MUCH_FASTER = 1.3
 """Speed-up from which several streams count: a run has one connection per member, which its window may limit."""
 NO_WINDOW_HOLDS = 1.0
@@ -144,14 +146,15 @@ class ProbeServer:
             elif request["do"] == "count":
                 answer = {"interface": interface, "wireless": wireless(interface), "bytes": counted(interface)}
             else:
-                answer = self._transfer(request["do"], int(request["streams"]), float(request["window"]))
+                answer = self._transfer(request["do"], int(request["streams"]), request["window"], request["least"])
             lines.send(answer)
 
-    def _transfer(self, direction: str, streams: int, window: float) -> dict[str, float]:
-        window = min(window, 2.0)
+    def _transfer(self, direction: str, streams: int, window: float, least: float) -> dict[str, float]:
+        window = min(float(window), 2.0)
         sockets = [self._data.get(timeout=GREETING) for _ in range(min(streams, MOST_STREAMS))]
         try:
-            return receive_data(sockets, window) if direction == "receive" else send_data(sockets, window + 2.0)
+            receives = direction == "receive"
+            return receive_data(sockets, window, float(least)) if receives else send_data(sockets, window + 2.0)
         finally:
             close_all(sockets)
 
@@ -200,7 +203,7 @@ class ProbedPath:
 
     def transfer(self, forth: bool, streams: int, window: float) -> dict[str, float]:
         """Move data in one direction."""
-        local, [remote] = move([self], forth, streams, window)
+        local, [remote] = move([self], forth, streams, window, min(window, SETTLING))
         return {**local, **remote}
 
     def direction(self, forth: bool, rtt_ms: float) -> dict[str, float]:
@@ -227,18 +230,23 @@ class ProbedPath:
 
 
 def move(
-    paths: list[ProbedPath], forth: bool, streams: int, window: float
+    paths: list[ProbedPath], forth: bool, streams: int, window: float, least: float
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Move data on all paths at once in one direction; return the figures of this end, and of each remote end.
 
     The receiving side counts.
+
+    Args:
+        window: seconds that are counted.
+        least: seconds of them after which it may end, if the rate is known well enough.
     """
     sockets: list[socket.socket] = []
     try:
         for path in paths:
-            path.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
+            order = {"do": "receive" if forth else "send", "streams": streams, "window": window, "least": least}
+            path.lines.send(order)
             sockets += (path.connect(b"d") for _ in range(streams))
-        local = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
+        local = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window, least)
         close_all(sockets)
         return local, [path.lines.read(window + 4.0) for path in paths]
     finally:
@@ -321,8 +329,9 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
             paths += _path_between([str(end) for end in peer["ends"]], peer)
         if len(paths) < 2:
             raise OSError("fewer than two peers answer")
-        _, remote = move(paths, True, 1, WITH_PEERS)
-        local, _ = move(paths, False, 1, WITH_PEERS)
+        # none may end sooner: the others would have the interface to themselves
+        _, remote = move(paths, True, 1, WITH_PEERS, WITH_PEERS)
+        local, _ = move(paths, False, 1, WITH_PEERS, WITH_PEERS)
         return {"mbit": float(sum(end["mbit"] for end in remote)), "mbit_back": local["mbit"], "peers": len(paths)}
     finally:
         for path in paths:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -31,6 +32,10 @@ LARGE, LARGE_SECONDS = 9216, 1.5
 """Bytes that exceed the packet size of any network card, and seconds in which they pass where large packets do."""
 SMALL_SEGMENT = 1200
 """Bytes of a TCP segment that passes every IPv6 path."""
+SETTLED = 0.02
+"""Standard error of a median rate over that rate from which on it is known well enough."""
+_LOOK_INTERVAL = 0.05
+"""Seconds between two looks at whether a rate is known well enough."""
 _MARK_INTERVAL = 0.0005
 """Least seconds between two recorded marks."""
 _TCP_INFO_RETRANSMITS, _TCP_INFO_MSS = 100, 16
@@ -150,12 +155,17 @@ def retransmitted(connection: socket.socket) -> float:
         return 0.0
 
 
-def receive_data(sockets: list[socket.socket], window: float) -> dict[str, float]:
-    """Receive and count for ``window`` seconds after the warm-up, twice as long on a slow link; return Mbit/s."""
+def receive_data(sockets: list[socket.socket], window: float, least: float) -> dict[str, float]:
+    """Receive and count after the warm-up; return Mbit/s.
+
+    Args:
+        window: seconds that are counted, twice as long on a slow link.
+        least: seconds of them after which it may end, if the rate is known well enough.
+    """
     buffer, total, active = bytearray(BLOCK), 0, list(sockets)
     marks: list[tuple[float, int]] = []
-    warm, end = 0.0, time.monotonic() + GREETING
-    while active and not _enough(end, window if warm else 0.0, marks):
+    warm, end, look, settled = 0.0, time.monotonic() + GREETING, 0.0, False
+    while active and not settled and not _enough(end, window if warm else 0.0, marks):
         for connection in select.select(active, [], [], 0.1)[0]:
             try:
                 count = connection.recv_into(buffer)
@@ -167,15 +177,29 @@ def receive_data(sockets: list[socket.socket], window: float) -> dict[str, float
                 active.remove(connection)
             elif not warm:
                 warm = now + WARM_UP
-                end = warm + window
+                end, look = warm + window, warm + least
             elif now >= warm and (not marks or now > marks[-1][0] + _MARK_INTERVAL):
                 marks.append((now, total))
+        if marks and marks[-1][0] > look:
+            look, settled = marks[-1][0] + _LOOK_INTERVAL, is_settled(marks)
     return {"mbit": median_rate(marks) * 8e-6}
 
 
 def _enough(end: float, extension: float, marks: list[tuple[float, int]]) -> bool:
     now, received = time.monotonic(), marks[-1][1] - marks[0][1] if marks else 0
     return now > end and (received > FEW_BYTES or now > end + extension)
+
+
+def is_settled(marks: list[tuple[float, int]]) -> bool:
+    """Whether the median rate of enough bytes is known to :data:`SETTLED`, by the median absolute deviation of the
+    intervals."""
+    if marks[-1][1] - marks[0][1] <= FEW_BYTES:
+        return False
+    rates = _interval_rates(marks)
+    median = statistics.median(rates)
+    deviation = statistics.median(abs(rate - median) for rate in rates)
+    # of normally distributed rates: 1.48 deviations are a standard deviation, 1.25 times as large is a median's error
+    return bool(1.48 * 1.25 * deviation <= SETTLED * median * math.sqrt(len(rates)))
 
 
 def median_rate(marks: list[tuple[float, int]]) -> float:
@@ -187,8 +211,13 @@ def median_rate(marks: list[tuple[float, int]]) -> float:
     Args:
         marks: pairs of time and total bytes, both increasing.
     """
+    return statistics.median(_interval_rates(marks))
+
+
+def _interval_rates(marks: list[tuple[float, int]]) -> list[float]:
+    """Return the rate in each of :data:`INTERVALS` equal intervals; 0 without two marks."""
     if len(marks) < 2:
-        return 0.0
+        return [0.0]
     begin, interval = marks[0][0], (marks[-1][0] - marks[0][0]) / INTERVALS
     totals, number = [], 0
     for edge in (begin + interval * index for index in range(INTERVALS + 1)):
@@ -196,7 +225,7 @@ def median_rate(marks: list[tuple[float, int]]) -> float:
             number += 1
         (t0, b0), (t1, b1) = marks[number], marks[number + 1]
         totals.append(b0 + (b1 - b0) * min(1.0, (edge - t0) / (t1 - t0)))
-    return statistics.median(after - before for before, after in zip(totals, totals[1:])) / interval  # noqa: RUF007
+    return [(after - before) / interval for before, after in zip(totals, totals[1:])]  # noqa: RUF007 - from 3.10
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:

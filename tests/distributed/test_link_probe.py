@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_connection import closed_port
 
-from distributed.agent import link_probe
+from distributed.agent import link_probe, link_transfer
 from distributed.agent.link_probe import ProbeServer, measure, together
-from distributed.agent.link_transfer import median_rate
+from distributed.agent.link_transfer import is_settled, median_rate
 from distributed.agent.requests import ListAddresses, StopListening, frame
 from distributed.machine.packing import program, sources
 from distributed.measuring.link_figures import LinkFigures, Together
@@ -155,6 +157,38 @@ def test_a_stall_moves_bytes_and_not_the_rate() -> None:
     assert median_rate(stalled) == pytest.approx(100_000)
     assert median_rate(held_back) == pytest.approx(100_000)
     assert median_rate(steady[:1]) == 0
+
+
+def rising_and_falling(share: float) -> list[tuple[float, int]]:
+    """Return a transfer of a quarter of a second whose rate goes up and down by a share of 100 MB/s."""
+    marks = [(0.0, 0)]
+    for number in range(250):
+        rate = 1e8 * (1 + share * math.sin(number / 9))
+        marks.append((marks[-1][0] + 0.001, marks[-1][1] + round(rate * 0.001)))
+    return marks
+
+
+def test_a_steady_rate_is_known_soon_and_a_wavering_one_is_not() -> None:
+    assert is_settled(rising_and_falling(0.01))
+    assert not is_settled(rising_and_falling(0.2))
+    few = [(at, total // 10) for at, total in rising_and_falling(0.0)]
+    assert not is_settled(few)
+
+
+def test_a_transfer_ends_when_its_rate_is_known_but_no_sooner_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(link_transfer, "is_settled", lambda marks: asked.append(marks[-1][0]) or True)
+    monkeypatch.setattr(link_transfer, "WARM_UP", 0.01)
+    source, sink = socket.socketpair()
+    sender = threading.Thread(target=link_transfer.send_data, args=([source], PATIENCE))
+    sender.start()
+    with source, sink:
+        begin = time.monotonic()
+        assert link_transfer.receive_data([sink], PATIENCE, 0.05)["mbit"] > 0
+        sink.close()
+        sender.join()
+    (at,) = asked
+    assert at > begin + 0.05
 
 
 IP = """1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
