@@ -43,6 +43,8 @@ class PrepareOptions:
     offline_wheels: bool = False
     """Send the packages from this machine."""
     dial: Dial = link_to
+    previous: Sequence[Readiness] = ()
+    """Machines that were checked a moment ago, and are asked again only if they had a problem."""
 
 
 def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
@@ -95,7 +97,7 @@ class _Preparation:
 
     def __init__(self, hosts: Hosts, task: str, options: PrepareOptions) -> None:
         self._hosts, self._task, self._options = hosts, task, options
-        self._machines: list[Readiness] = []
+        self._machines = list(options.previous)
 
     def search(self) -> list[Readiness]:
         """Find all machines, and return what is known of each without a change on it."""

@@ -77,9 +77,11 @@ def _started(
 ) -> tuple[Path, PlannedRun]:
     profile = usable_profile(saved.name, {}, config).profile
     checked_trackers(profile.run.trackers)
-    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), dial=outside.dial)
-    plan_options = PlanOptions(planning=saved.planning)
     hosts = load_hosts(saved.hosts_file).only([machine.name for machine in saved.hosts.machines])
+    trust = trust_in(request.answers.fingerprints)
+    previous = outside.recent(hosts, profile.model.task, trust)
+    prepare_options = PrepareOptions(tell, trust, dial=outside.dial, previous=previous)
+    plan_options = PlanOptions(planning=saved.planning)
     launcher = DistributedLauncher(hosts, profile, prepare_options, plan_options)
     planned = launcher.plan()
     if saved.planning is not None and isinstance(request.planning, Forecast):

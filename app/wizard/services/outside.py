@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from app.wizard.services import machines as machine_rows
     from app.wizard.services.machines import ThisComputer
     from distributed.checks import examination
+    from distributed.checks import recent as recent_checks
     from distributed.checks.examination import MachineExamination
+    from distributed.checks.recent import RecentChecks
     from distributed.discovery import discovery
     from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from distributed.measuring import measure
     from distributed.measuring.measure import MeasurementResult, MeasureOptions
     from distributed.preparation import code_sync, prepare, transfer
-    from distributed.preparation.preflight import Ready
+    from distributed.preparation.preflight import Readiness, Ready
     from distributed.preparation.prepare import PrepareOptions
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from training.records.plan import RunPlan
 else:  # loaded on first use, so that Home is painted at once
     machine_rows, examination = lazy("app.wizard.services.machines"), lazy("distributed.checks.examination")
+    recent_checks = lazy("distributed.checks.recent")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
     transfer = lazy("distributed.preparation.transfer")
@@ -87,6 +90,7 @@ class Outside:
 
     _pool: ConnectionPool | None = None
     _pool_lock = threading.Lock()
+    _checked: RecentChecks | None = None
 
     @property
     def pool(self) -> ConnectionPool:
@@ -154,7 +158,10 @@ class Outside:
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
         """Examine all machines in parallel."""
-        return examination.examine(hosts, task, trust, dial=self.dial)
+        examined = examination.examine(hosts, task, trust, dial=self.dial)
+        ready = (machine.readiness for machine in examined if machine.readiness.problem is None)
+        self.checked.note(task, ((one.link, one.facts) for one in ready if one.facts is not None))
+        return examined
 
     def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
         """Install packages and return the problems of machines where that failed.
@@ -165,12 +172,26 @@ class Outside:
         return examination.repair(examined, tell, offline_wheels=send)
 
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
-        """Prepare all machines and return them with open connections.
+        """Prepare all machines and return them with open connections; those that were checked a moment ago, over the
+        same connection, are not asked again.
 
         Raises:
             NotReady: a machine cannot take part.
         """
-        return prepare.prepare(hosts, task, replace(options, dial=self.dial))
+        previous = self.recent(hosts, task, options.trust)
+        machines = prepare.prepare(hosts, task, replace(options, dial=self.dial, previous=previous))
+        self.checked.note(task, machines)
+        return machines
+
+    @property
+    def checked(self) -> RecentChecks:
+        """What machines have reported in this set-up."""
+        self._checked = self._checked or recent_checks.RecentChecks(self.dial)
+        return self._checked
+
+    def recent(self, hosts: Hosts, task: str, trust: Trust | None) -> Sequence[Readiness]:
+        """Return the machines that were checked a moment ago, without a problem."""
+        return self.checked.of(hosts, task, trust)
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
         """Measure what is not known yet.
