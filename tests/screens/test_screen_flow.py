@@ -20,7 +20,7 @@ from app.screens.job import DATASET, GO
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
 from app.wizard.state import actions
-from app.wizard.state.dependencies import blockers
+from app.wizard.state.dependencies import blockers, busy_here
 from app.wizard.state.records import DiscoveredMachines, ItemStatus, JobForm
 from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.machine.link import HereConnection
@@ -71,7 +71,7 @@ async def go_to(pilot: Pilot[Any], app: WizardApp, step: Step, key: str = "n") -
     """Press the key that leads on until a step is shown."""
 
     def free(state: WizardState) -> bool:
-        return not state.busy and not blockers(state)
+        return not busy_here(state) and not blockers(state)
 
     while step_of(app) is not step:
         before = step_of(app)

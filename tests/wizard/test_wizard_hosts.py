@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from tests.waiting import until_state
-from tests.wizard.fake_services import ANNA, BERT, FakeServices
+from tests.wizard.fake_services import ANNA, BERT, HERE, FakeServices
 from tests.wizard.ssh_failures import InSight
 
 
@@ -83,3 +85,28 @@ def test_a_python_of_this_computer_that_a_hosts_file_names_is_approved_at_access
         assert wizard.state.step is Step.JOB
     assert hosts_of([here]).machines[0].python == str(program)
     assert not (tmp_path / "ran").exists()
+
+
+def at_checks(wizard: Wizard) -> None:
+    until_state(wizard, lambda state: bool(state.machines.rows))
+    for action in (do.new_setup(), do.pick(ANNA.key, True), do.go_on()):
+        wizard.do(action)
+    until_state(wizard, lambda state: not blockers(state))
+    wizard.do(do.go_on())
+    assert wizard.state.step is Step.CHECKS
+
+
+def test_the_data_set_is_read_while_machines_are_checked() -> None:
+    services = FakeServices(hold={"examine": threading.Event()})
+    with closing(Wizard(services)) as wizard:
+        at_checks(wizard)
+        until_state(wizard, lambda state: state.data.status is ItemStatus.OK)
+        services.hold["examine"].set()
+
+
+def test_a_computer_without_packages_reads_the_data_set_after_its_checks() -> None:
+    services = FakeServices(machines=(replace(HERE, unequipped=True), ANNA))
+    with closing(Wizard(services)) as wizard:
+        at_checks(wizard)
+        until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
+        assert "data" not in services.asked

@@ -175,6 +175,11 @@ def _is_decided(state: WizardState) -> bool:
     return bool(state.members) and ((state.strategy.status in GOOD and not moving) or alone)
 
 
+def _can_read(state: WizardState) -> bool:
+    """Whether this computer reads data sets: at Checks it may still lack the packages."""
+    return state.step is not Step.CHECKS or not any(row.unequipped for row in state.machines.rows)
+
+
 def busy_here(state: WizardState) -> tuple[str, ...]:
     """Return descriptions of the work in progress, without the work of steps that are not shown."""
     needed = {**_NEEDED, Step.ACCESS: (TaskKind.ACCESS,), Step.CHECKS: (TaskKind.CHECKS,)}
@@ -184,6 +189,7 @@ def busy_here(state: WizardState) -> tuple[str, ...]:
 
 _NEEDED = {
     Step.HOME: (TaskKind.HOME,),
+    Step.CHECKS: (TaskKind.JOB, TaskKind.DATA),  # read while machines answer: Job then has them at once
     Step.LINKS: (TaskKind.LINKS,),
     Step.JOB: (TaskKind.JOB, TaskKind.DATA, TaskKind.FITS),
     Step.STRATEGY: (TaskKind.JOB, TaskKind.FORECAST, TaskKind.INTERVAL),
@@ -191,7 +197,7 @@ _NEEDED = {
 }
 _READY: Mapping[TaskKind, Callable[[WizardState], bool]] = {
     TaskKind.LINKS: lambda state: bool(state.members),
-    TaskKind.DATA: lambda state: state.job.status is not ItemStatus.WAITING,
+    TaskKind.DATA: lambda state: state.job.status is not ItemStatus.WAITING and _can_read(state),
     TaskKind.FITS: lambda state: state.job.status is not ItemStatus.WAITING and bool(state.members),
     TaskKind.FORECAST: lambda state: bool(state.members),
     TaskKind.INTERVAL: lambda state: bool(state.members) and _is_moving(state),
