@@ -54,10 +54,8 @@ LIFETIME = 30.0
 """Maximum lifetime of a listener in seconds."""
 IDLE = 120.0
 """Seconds without a request after which the program exits."""
-ALONE, TOGETHER = 0.6, 0.25
-"""Measured seconds of a transfer: with one stream, with several."""
-SETTLING = 0.25
-"""Seconds of a transfer alone after which it ends where its rate is known well enough."""
+ALONE, TOGETHER, SETTLING = 0.6, 0.25, 0.25
+"""Measured seconds of a transfer: with one stream, with several, and after which it may end if its rate is known."""
 MUCH_FASTER = 1.3
 """Speed-up from which several streams count: a run has one connection per member, which its window may limit."""
 NO_WINDOW_HOLDS = 1.0
@@ -146,15 +144,15 @@ class ProbeServer:
             elif request["do"] == "count":
                 answer = {"interface": interface, "wireless": wireless(interface), "bytes": counted(interface)}
             else:
-                answer = self._transfer(request["do"], int(request["streams"]), request["window"], request["least"])
+                window, least = float(request["window"]), float(request["least"])
+                answer = self._transfer(request["do"], int(request["streams"]), window, least)
             lines.send(answer)
 
     def _transfer(self, direction: str, streams: int, window: float, least: float) -> dict[str, float]:
-        window = min(float(window), 2.0)
+        window = min(window, 2.0)
         sockets = [self._data.get(timeout=GREETING) for _ in range(min(streams, MOST_STREAMS))]
         try:
-            receives = direction == "receive"
-            return receive_data(sockets, window, float(least)) if receives else send_data(sockets, window + 2.0)
+            return receive_data(sockets, window, least) if direction == "receive" else send_data(sockets, window + 2.0)
         finally:
             close_all(sockets)
 
@@ -234,11 +232,7 @@ def move(
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Move data on all paths at once in one direction; return the figures of this end, and of each remote end.
 
-    The receiving side counts.
-
-    Args:
-        window: seconds that are counted.
-        least: seconds of them after which it may end, if the rate is known well enough.
+    The receiving side counts: ``window`` seconds, or from ``least`` on until the rate is known well enough.
     """
     sockets: list[socket.socket] = []
     try:
