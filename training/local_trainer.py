@@ -82,9 +82,10 @@ class ObjectTrainer(ABC):
         optimizer: a class (``torch.optim.RAdam``), or a function of the trained parameters, or of model and options,
             that returns one; default: by the option ``optimizer``. Or ``module:name``.
         train_step: ``train_step(model, batch)``: the loss of a batch, in place of ``loss``; or ``module:name``.
-        lr_scheduler: in place of the options ``lr_schedule`` and ``warmup_steps``: a class or function of an optimizer
-            that returns one of ``torch.optim.lr_scheduler``, or ``lr_scheduler(step, total_steps)``, which returns the
-            share of ``learning_rate`` for a step, from 0; or ``module:name``.
+        lr_scheduler: in place of the options ``lr_schedule`` and ``warmup_steps``: a class or function of an optimizer,
+            or of ``optimizer`` and ``total_steps``, that returns one of ``torch.optim.lr_scheduler``; or
+            ``lr_scheduler(step, total_steps)``, which returns the share of ``learning_rate`` for a step, from 0; or
+            ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
@@ -354,6 +355,9 @@ def write_objects(job: CustomJob, folder: Path) -> None:
         with open(folder / OBJECTS, "wb", opener=private_file) as file:
             try:
                 torch.save(job, file)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                hint = "define its classes and functions at module level, and open files and locks where they are used"
+            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+                hint = (
+                    "define its classes and functions at module level, and open files and locks where they are used; "
+                )
+                hint += "or give a function that makes the model"
                 raise BadInput(f"the model or the data cannot reach the workers: {error}", hint) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_model
+from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -16,6 +16,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.tasks.tiny_tasks import ProfileMaker, custom_task, silent
 from training.tasks.custom import CustomJob, CustomTask
+from training.tasks.object_files import check_given, load_result
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
 
@@ -83,6 +84,56 @@ def test_a_step_of_its_own_without_a_loss_and_one_beside_a_loss_function_are_ref
         custom_task(nn.Linear(2, 1), DATA, None, nn.functional.mse_loss, train_step=contrast)
 
 
+def own_backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss = model(batch[0]).mean()  # of which no second backward would fail
+    loss.backward()
+    return loss
+
+
+def test_a_step_that_makes_the_gradients_itself_is_refused_in_training_and_evaluation() -> None:
+    task = custom_task(nn.Linear(2, 1), DATA, train_step=own_backward)
+    batch = task.collate([DATA[0]], None)
+    with pytest.raises(RunFailed, match=r"train_step calls backward\(\)"):
+        task.loss(task.build_model(), batch)
+    with torch.no_grad(), pytest.raises(RunFailed, match="an evaluation makes none: .*torch.enable_grad"):
+        task.evaluate(task.build_model(), batch, generate=False)
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [(0.5, "gave float as loss, not a tensor .*item"), (torch.ones(1) * 1j, "gave a complex number as loss")],
+)
+def test_a_loss_that_nothing_can_be_learned_from_is_named(returned: Any, problem: str) -> None:
+    task = custom_task(nn.Linear(2, 1), DATA, train_step=lambda model, batch: returned)
+    with pytest.raises(RunFailed, match=problem):
+        task.loss(task.build_model(), task.collate([DATA[0]], None))
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [(0.5, "gave float, not a mapping"), ({"a": torch.ones(2)}, r"a of shape \(2,\)"), ({"a": "b"}, "a of type str")],
+)
+def test_metrics_that_are_no_numbers_are_named(returned: Any, problem: str) -> None:
+    task = custom_task(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: returned)
+    with torch.no_grad(), pytest.raises(RunFailed, match=problem):
+        task.evaluate(task.build_model(), task.collate([DATA[0]], None), generate=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "function", "problem"),
+    [
+        ("train_step", lambda model: 0, r"train_step is called as train_step\(model, batch\)"),
+        ("metrics", lambda output: {}, r"metrics is called as metrics\(output, target\)"),
+        ("optimizer", torch.optim.SGD([torch.ones(1)]), "optimizer is SGD, not a function .give its class"),
+    ],
+)
+def test_functions_that_cannot_be_called_as_they_will_be_are_refused_at_once(
+    part: str, function: Any, problem: str
+) -> None:
+    with pytest.raises(BadInput, match=f"the trainer: {problem}"):
+        check_given(CustomJob(nn.Linear(2, 1), DATA, **{part: function}))
+
+
 def test_mapping_samples_with_a_target() -> None:
     class Named(nn.Linear):
         def forward(self, features: Tensor) -> Tensor:
@@ -139,6 +190,30 @@ def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     again = Tied()
     load_model(again, tmp_path / "model.safetensors")
     assert torch.equal(again.second.weight, model.first.weight)
+
+
+def test_weights_that_lie_in_one_block_are_saved_and_read(tmp_path: Path) -> None:
+    model = nn.GRU(2, 3)
+    weights = list(model.parameters())
+    block = torch.cat([weight.detach().flatten() for weight in weights])  # as cuDNN lays them
+    for weight, piece in zip(weights, block.split([weight.numel() for weight in weights]), strict=True):
+        weight.data = piece.view_as(weight)
+    custom_task(model, DATA).save(model, tmp_path)
+    load_model(again := nn.GRU(2, 3), tmp_path / "model.safetensors")
+    assert all(map(torch.equal, again.parameters(), weights))
+    before = [weight.clone() for weight in weights]
+    block.zero_()
+    load_result(model, tmp_path)
+    assert all(map(torch.equal, before, weights))
+
+
+@pytest.mark.parametrize("change", [{"weight": None}, {"more": torch.ones(1)}, {"bias": torch.ones(2)}])
+def test_weights_of_another_model_are_refused(change: dict[str, Tensor | None], tmp_path: Path) -> None:
+    values = {**nn.Linear(2, 1).state_dict(), **change}
+    path = tmp_path / "model.safetensors"
+    save_file({name: value for name, value in values.items() if value is not None}, path)
+    with pytest.raises(BadInput, match=f"does not build this model again: .*{min(change)}"):
+        load_result(nn.Linear(2, 1), tmp_path)
 
 
 SOURCE = """

@@ -12,9 +12,11 @@ from test_trainer import train
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
+from profiles.errors import BadInput
 from training.hardware.device import evaluating, start_training
 from training.loop.state import synchronise_buffers
 from training.records.events import EvaluationEvent, WarningEvent
+from training.strategies.weights import refuse_unsuitable
 
 
 class Normed(ToyTask):
@@ -106,3 +108,17 @@ def test_buffers_that_all_hold_alike_keep_their_bits_and_others_are_averaged(dty
         assert torch.equal(holder.own, torch.tensor([THIRD, 0.5], dtype=torch.float64).to(dtype))
     _, room = together(2, lambda exchange: synchronise_buffers(Holder(same=same.clone()), exchange, "test"))
     assert room.names == ["buffers/test/hashes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (nn.Sequential(nn.LazyLinear(1)), "0.weight of the model has no shape yet"),
+        (nn.Linear(2, 1, dtype=torch.complex64), "weight of the model is complex"),
+        (nn.Linear(2, 1, device="meta"), "weight of the model has no values"),
+        (nn.Sequential(nn.Embedding(4, 2, sparse=True)), "the gradients of 0 are sparse"),
+    ],
+)
+def test_weights_that_cannot_be_trained_together_are_refused_by_name(model: nn.Module, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        refuse_unsuitable(model)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,6 +30,19 @@ def rates(scheduler: Callable[..., Any] | None) -> list[float]:
 
 def halves(step: int, total_steps: int) -> float:
     return 1.0 if step < total_steps // 2 else 0.5
+
+
+def quarters(step: int, total_steps: int) -> np.float32:
+    return np.float32(0.25)
+
+
+def one_cycle(opt: torch.optim.Optimizer, total_steps: int) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(opt, 0.3, total_steps=total_steps)
+
+
+def test_a_scheduler_may_ask_for_the_steps_of_the_run_and_numbers_may_be_numpys() -> None:
+    assert rates(one_cycle) == rates(lambda optimizer: one_cycle(optimizer, 6))
+    assert rates(quarters) == pytest.approx([0.025] * 6)
 
 
 def test_without_one_the_options_decide() -> None:
@@ -68,6 +82,10 @@ def test_a_scheduler_of_torch_gives_the_rates_that_it_gives_in_a_loop(scheduler:
         (lambda step: 0.5, "returned float, not a scheduler"),
         (lambda step, total_steps: -1.0, "gave -1.0 in step 1"),
         (lambda step, total_steps: float("nan"), "gave nan in step 1"),
+        (lambda step, total_steps: np.ones(2), "gave .1. 1.. in step 1"),
+        (lambda step, total_steps: "0.5", "gave 0.5 in step 1"),
+        (lambda step, total_steps: 1 / (2 - step), "fails in step 3 of 6: ZeroDivisionError"),
+        (lambda optimizer: one_cycle(optimizer, 3), "fails in step 4 of 6: ValueError: .*total steps is 3"),
     ],
 )
 def test_what_gives_no_rate_is_refused(scheduler: Callable[..., Any], problem: str) -> None:

@@ -47,6 +47,21 @@ class Counting(torch.optim.SGD):
                 self.state[weight]["steps"] = self.kept(steps)
                 weight.data.sub_(weight.grad, alpha=group["lr"] / steps)
 
+class Falling(torch.optim.SGD):
+    """Falls with the steps of each group, which it counts there."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            group["rate"] = torch.tensor(group["lr"] / group["steps"])
+            for weight in (one for one in group["params"] if one.grad is not None):
+                weight.data.sub_(weight.grad * group["rate"])
+
+def falling(model, training):
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr": training.learning_rate / 2}, {"params": others}]
+    return Falling(groups, lr=training.learning_rate)
+
 def counting(model, training):
     return Counting(model.parameters(), lr=training.learning_rate)
 
@@ -164,7 +179,7 @@ def test_momentum_is_also_muons() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "counting"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "counting", "falling"])
 def test_a_snapshot_goes_on_bit_for_bit(name: str, own: str) -> None:
     chosen = settings(name if name in OPTIMIZERS else f"{own}:{name}")
     model, twin = small(), small()
@@ -248,6 +263,10 @@ def test_a_function_gets_the_trained_weights_or_model_and_options() -> None:
     assert made.param_groups[0]["lr"] == pytest.approx(0.05)
     partly = functools.partial(torch.optim.AdamW, betas=(0.5, 0.6))
     assert build_optimizer(model, chosen, make=partly).param_groups[0]["betas"] == (0.5, 0.6)
+    assert build_optimizer(model, chosen, make=partly).param_groups[0]["lr"] == 0.01, "as a class"
+    given = functools.partial(torch.optim.AdamW, lr=0.3, weight_decay=0.4)
+    assert [group["lr"] for group in build_optimizer(model, chosen, make=given).param_groups] == [0.3, 0.3]
+    assert build_optimizer(model, chosen, make=given).param_groups[0]["weight_decay"] == 0.4
     both = build_optimizer(model, chosen, make=lambda model, options: torch.optim.SGD(model.parameters(), lr=0.2))
     assert both.param_groups[0]["lr"] == 0.2
     with pytest.raises(BadInput, match="<lambda> returned a list, no torch.optim.Optimizer"):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
 AskedRule = Literal["auto", "off", "sqrt", "linear"]
+RATE_SHARE = "rate_share"
+"""In a group of weights of a user's own optimizer: its learning rate over that of the run."""
 _ROUNDING = 1e-9
 _FEW = ((600, 10), (1200, 3))
 """Samples that a run is to see, each with the most passes over a data set for that: more gain nothing

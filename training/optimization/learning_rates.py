@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, where_it_failed
 from profiles.optimisation import TrainingSettings
 from training.numerics.schedule import learning_rate_at, warm_up_of
 
-_HINT = "give (step, total_steps) -> share of learning_rate, or a function of an optimizer that returns a scheduler"
+_HINT = "give (step, total_steps) -> share of learning_rate, or (optimizer), (optimizer, total_steps) -> scheduler"
 
 
 class LearningRates:
@@ -23,7 +23,8 @@ class LearningRates:
     Args:
         peak: the rate that the options give for this batch.
         scheduler: ``scheduler(step, total_steps)`` returns the share of the peak for a step, from 0; or a class or
-            function of an optimizer that returns one of ``torch.optim.lr_scheduler``; ``None``: as the options say.
+            function of an optimizer, or of ``optimizer`` and ``total_steps``, that returns one of
+            ``torch.optim.lr_scheduler``; ``None``: as the options say.
 
     Raises:
         BadInput: the scheduler is neither, or needs figures of the training.
@@ -35,7 +36,10 @@ class LearningRates:
         self._settings, self._total_steps, self._peak = settings, total_steps, peak
         self._warm_up = warm_up_of(settings, total_steps)
         self._share = scheduler if scheduler is not None and _is_of_step(scheduler) else None
-        self._scheduler = _made(scheduler, peak) if scheduler is not None and self._share is None else None
+        self._name = getattr(scheduler, "__name__", type(scheduler).__name__)
+        self._scheduler: LRScheduler | None = None
+        if scheduler is not None and self._share is None:
+            self._scheduler = _made(scheduler, self._name, peak, total_steps)
         self._rates: list[float] = []
         """Of the scheduler, which computes one from the other."""
 
@@ -45,10 +49,16 @@ class LearningRates:
         Raises:
             BadInput: the user's schedule gives none.
         """
-        if self._scheduler is not None:
-            return self._of_scheduler(self._scheduler, step)
-        if self._share is not None:
-            return self._peak * _checked(self._share(step, self._total_steps), step)
+        try:
+            if self._scheduler is not None:
+                return self._of_scheduler(self._scheduler, step)
+            if self._share is not None:
+                return self._peak * _checked(self._share(step, self._total_steps), step)
+        except BadInput:
+            raise
+        except Exception as error:  # the user's own code may raise anything
+            moment = f"step {step + 1} of {self._total_steps}"
+            raise BadInput(f"lr_scheduler {self._name} fails in {moment}: {where_it_failed(error)}", _HINT) from error
         shape, decay = self._settings.lr_schedule, self._settings.lr_decay_share
         return self._peak * learning_rate_at(step, self._total_steps, self._warm_up, shape, 1.0, decay)
 
@@ -62,19 +72,24 @@ class LearningRates:
 
 def _is_of_step(function: Callable[..., Any]) -> bool:
     """Whether a function needs two arguments, of which the first is no optimizer."""
+    needed = _needed(function)
+    return len(needed) == 2 and not needed[0].startswith("opt")
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    return len(needed) == 2 and needed[0] != "optimizer"
+        return []
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
-def _made(scheduler: Callable[..., Any], peak: float) -> LRScheduler:
-    name = getattr(scheduler, "__name__", type(scheduler).__name__)
+def _made(scheduler: Callable[..., Any], name: str, peak: float, total_steps: int) -> LRScheduler:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
+    known = {"total_steps": total_steps} if "total_steps" in _needed(scheduler) else {}
     try:
-        made = scheduler(optimizer)
+        made = scheduler(optimizer, **known)
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(f"lr_scheduler {name}: {error}", _HINT) from error
     if isinstance(made, ReduceLROnPlateau):
@@ -86,6 +101,10 @@ def _made(scheduler: Callable[..., Any], peak: float) -> LRScheduler:
 
 
 def _checked(rate: Any, step: int) -> float:
-    if isinstance(rate, int | float | torch.Tensor) and math.isfinite(value := float(rate)) and value >= 0:
+    try:
+        value = float(rate) if isinstance(rate, SupportsFloat) else math.nan  # also a number of numpy
+    except (TypeError, ValueError, RuntimeError):  # of several elements
+        value = math.nan
+    if math.isfinite(value) and value >= 0:
         return value
     raise BadInput(f"lr_scheduler gave {rate} in step {step + 1}, not a rate", _HINT)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
 from training.lazy import lazy, nn, torch
+from training.numerics.schedule import RATE_SHARE
 
 if TYPE_CHECKING:
     from training.optimization import optimizer_pair
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 else:
     optimizer_pair, user_code = lazy("training.optimization.optimizer_pair"), lazy("training.tasks.user_code")
 
-_SHARE = "rate_share"
-"""In a group of weights: its learning rate over that of the run."""
 _FP32 = 4
 FUSED_ON = {"cpu", "cuda", "mps"}
 """Devices for which torch has AdamW as one operation: of a hundred weights on MPS, 4 launches instead of 700."""
@@ -63,9 +62,9 @@ def build_optimizer(
 
     Args:
         is_part: whether other devices hold other parts of the model: then there may be none.
-        make: the user's, instead of that of the settings: a class of optimizers, which gets the learning rate, and the
-            weight decay of matrices where it has one; a function of two arguments, which gets model and settings; or
-            any other function, which gets the list of parameters.
+        make: the user's, instead of that of the settings: a class of optimizers, or a partial one, which gets the
+            learning rate, and the weight decay of matrices, where it leaves them open; a function of two arguments,
+            which gets model and settings; or any other function, which gets the list of parameters.
         replaced_by: name of a strategy that is an optimizer itself, see :func:`plain_steps`.
 
     Raises:
@@ -114,7 +113,7 @@ def plain_steps(
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
     """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = value * group.get(_SHARE, 1.0)
+        group["lr"] = value * group.get(RATE_SHARE, 1.0)
 
 
 def _momentum(settings: TrainingSettings) -> float:
@@ -196,9 +195,11 @@ def _made_by(
         one for one in parameters.values() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
     ]
     arguments: tuple[Any, ...] = (trained,)
-    if isinstance(make, type):
-        arguments = (_decayed(trained, settings.weight_decay),) if "weight_decay" in parameters else arguments
-        options = {"lr": settings.learning_rate} if "lr" in parameters else {}
+    given = make.keywords if isinstance(make, functools.partial) else {}
+    if isinstance(getattr(make, "func", make), type):  # a class, or a partial one
+        decay = given.get("weight_decay", settings.weight_decay)
+        arguments = (_decayed(trained, decay),) if "weight_decay" in parameters else arguments
+        options = {"lr": settings.learning_rate} if "lr" in parameters and "lr" not in given else {}
         make = functools.partial(make, **options)
     elif len(required) > 1:
         arguments = (model, settings)
@@ -228,7 +229,7 @@ def _checked(optimizer: Any, name: str, model: nn.Module, settings: TrainingSett
     if held - set(model.parameters()):
         raise BadInput(f"{name}: the optimizer holds weights that are not the model's", "give it model.parameters()")
     for group in optimizer.param_groups:
-        group[_SHARE] = float(group["lr"]) / settings.learning_rate
+        group[RATE_SHARE] = float(group["lr"]) / settings.learning_rate
     return optimizer
 
 

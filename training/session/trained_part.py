@@ -23,7 +23,7 @@ from training.session.packed_state import pack_state, unpack_state
 from training.session.untrained_weights import UntrainedWeights, frozen_weights
 from training.snapshots.snapshot_store import Snapshot
 from training.strategies.base import Strategy, StrategyContext
-from training.strategies.weights import holding_mean, sync_weights
+from training.strategies.weights import holding_mean, refuse_unsuitable, sync_weights
 
 _guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
 """What refuses a step of an optimizer outside of its session; an earlier session has no say any more."""
@@ -39,7 +39,7 @@ class TrainedPart:
 
     Raises:
         BadInput: the strategy is an optimizer itself, and this one would change what it does; or the optimizer computes
-            the loss itself.
+            the loss itself; or a module has weights that cannot be trained here.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class TrainedPart:
         self.modules = modules
         self.module = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
         self.optimizer, self.exchange, self._prefix = optimizer, exchange, f"part-{number}" if number else ""
+        refuse_unsuitable(self.module)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.strategy = kind(context)
         self.strategy.set_optimizer(optimizer)
@@ -103,7 +104,11 @@ class TrainedPart:
         self._state.restore(Snapshot(snapshot.step, tensors | random, state))
         self.frozen.restore(tensors_under("frozen", tensors), state["frozen"])
         self.steps = int(state["steps"])
-        for group, values in zip(self.optimizer.param_groups, unpack_state(tensors["groups"]), strict=True):
+        groups = unpack_state(tensors["groups"])
+        if len(groups) != len(self.optimizer.param_groups):
+            problem = f"the snapshot has {len(groups)} parameter groups, and the optimizer of the script another number"
+            raise RunFailed(problem, "resume with the script that wrote it")
+        for group, values in zip(self.optimizer.param_groups, groups, strict=True):
             for name, value in values.items():
                 if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
                     group[name].copy_(value)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiles.errors import RunFailed
+from profiles.errors import BadInput, RunFailed
 from profiles.quantities import figure_text
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.codecs import Codec, all_finite, codec_by_name
@@ -26,6 +26,24 @@ else:
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters, each once, in the model's order."""
     return [p for p in model.parameters() if p.requires_grad]
+
+
+def refuse_unsuitable(model: nn.Module) -> None:
+    """Reject a model with trained weights that members cannot exchange, or with weights that are not there yet.
+
+    Raises:
+        BadInput: there is one.
+    """
+    for name, weights in model.named_parameters():
+        if isinstance(weights, torch.nn.parameter.UninitializedParameter):
+            raise BadInput(f"{name} of the model has no shape yet", "call the model with a batch before you give it")
+        if weights.requires_grad and weights.is_complex():
+            raise BadInput(f"{name} of the model is complex", "train real weights: torch.view_as_complex(weights)")
+        if weights.is_meta:
+            raise BadInput(f"{name} of the model has no values: it is on the meta device", "load or initialise them")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise BadInput(f"the gradients of {name or 'the embedding'} are sparse", "leave out sparse=True")
 
 
 def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
@@ -33,9 +32,16 @@ from training.hardware.device import move
 from training.numerics.randomness import seed_everything
 from training.tasks.base import Batch, GroupPosition, Progress, SizedDataset, StageMaker, Task
 from training.tasks.data_files.splits import SPEAKER_COLUMNS
+from training.tasks.outputs.model_call import (
+    call_model,
+    call_step,
+    loss_of,
+    metric_values,
+    scalar_loss,
+    split_target,
+)
+from training.tasks.outputs.weights_file import write_weights
 from training.tasks.user_code import call_factory, find_factory, takes_rank
-
-TARGETS = ("target", "targets", "label", "labels")
 
 
 @dataclass(frozen=True)
@@ -166,22 +172,22 @@ class CustomTask(Task):
     def _run(self, model: nn.Module, data: Any) -> tuple[torch.Tensor, Any, Any]:
         """Return loss, output and target."""
         if self.job.train_step is not None:
-            output = self.job.train_step(model, data)
+            output = call_step(self.job.train_step, model, data)
             return loss_of(output, "train_step gave"), output, data
         if self.job.loss is None:
-            output = _call(model, data)
+            output = call_model(model, data)
             return loss_of(output), output, data
         inputs, target = split_target(data)
-        output = _call(model, inputs)
-        return _scalar(self.job.loss(output, target), "the loss function returned"), output, target
+        output = call_model(model, inputs)
+        return scalar_loss(self.job.loss(output, target), "the loss function returned"), output, target
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
         weight = self.weight(batch)
         loss, output, target = self._run(model, batch["data"])
         sums = {"loss_sum": float(loss) * weight, "weight": weight}
         if self.job.metrics is not None:
-            means = self.job.metrics(output, target)
-            sums.update({f"metric_{name}": float(value) * weight for name, value in means.items()})
+            means = metric_values(self.job.metrics(output, target))
+            sums.update({f"metric_{name}": value * weight for name, value in means.items()})
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -202,7 +208,7 @@ class CustomTask(Task):
         if hasattr(model, "save_pretrained"):
             cast(Any, model).save_pretrained(str(directory))
         if not (directory / "model.safetensors").exists():
-            safetensors.torch.save_model(model, str(directory / "model.safetensors"))
+            write_weights(model, directory / "model.safetensors")
 
 
 def _first_samples(data: SizedDataset, count: int) -> SizedDataset:
@@ -275,22 +281,52 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         data = getattr(job, name)
         if data is not None or name == "train":
             check_data(data, f"{path}: {name}")
-    for name in ("loss", "metrics", "collate", "weight", "optimizer", "train_step", "lr_scheduler"):
-        function = getattr(job, name)
-        if function is not None and not callable(function):
-            raise BadInput(f"{path}: {name} is {type(function).__name__}, not a function", "return a function or None")
-    check_step(job, path)
+    check_functions(job, path or "the trainer")
     return job
 
 
-def check_step(job: CustomJob, title: str) -> None:
-    """Reject a job that computes its loss in two ways.
+_ARGUMENTS = {
+    "loss": ("output", "target"), "metrics": ("output", "target"), "collate": ("samples",), "weight": ("batch",),
+    "train_step": ("model", "batch"), "optimizer": (), "lr_scheduler": (),
+}  # fmt: skip
+"""What the functions of a job are called with; empty: it depends on the function."""
+_INSTEAD = {
+    "optimizer": "give its class, as torch.optim.AdamW, or a function of the trained parameters that returns it",
+    "lr_scheduler": "give a function of an optimizer that returns it: functools.partial(StepLR, step_size=30)",
+}
+
+
+def check_functions(job: CustomJob, title: str, by_name: bool = False) -> None:
+    """Reject functions that cannot be called as they will be, and a job that computes its loss in two ways.
+
+    Args:
+        by_name: whether texts name functions.
 
     Raises:
-        BadInput: it has a loss function and a step of its own.
+        BadInput: there is one.
     """
     if job.loss is not None and job.train_step is not None:
         raise BadInput(f"{title} has loss and train_step, which both compute the loss", "leave one of them out")
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(job, name)
+        if function is None or (by_name and isinstance(function, str)):
+            continue
+        if not callable(function):
+            hint = _INSTEAD.get(name, "give a function or None")
+            raise BadInput(f"{title}: {name} is {type(function).__name__}, not a function", hint)
+        if arguments and not _takes(function, len(arguments)):
+            call = f"{name}({', '.join(arguments)})"
+            raise BadInput(f"{title}: {name} is called as {call}, and takes other arguments", f"define it as {call}")
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function takes so many positional arguments; true if its signature is unknown."""
+    try:
+        return bool(inspect.signature(function).bind(*range(count)))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
 
 
 def check_data(data: Any, title: str) -> None:
@@ -308,91 +344,3 @@ def check_data(data: Any, title: str) -> None:
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         message = f"{title} is {type(data).__name__}, without __len__ and __getitem__"
         raise BadInput(message, "give a map-style data set, or a function that returns one")
-
-
-def split_target(data: Any) -> tuple[Any, Any]:
-    """Split a batch into the model's inputs and the target.
-
-    Raises:
-        RunFailed: the batch has no target.
-    """
-    if isinstance(data, Mapping):
-        name = next((name for name in TARGETS if name in data), None)
-        if name is None:
-            raise RunFailed(f"a batch has {', '.join(data)}, but no target", f"name it {' or '.join(TARGETS)}")
-        return {key: value for key, value in data.items() if key != name}, data[name]
-    fields: tuple[str, ...] = getattr(data, "_fields", ())
-    if isinstance(data, tuple) and (named := next((name for name in TARGETS if name in fields), None)):
-        return tuple(value for name, value in zip(fields, data) if name != named), getattr(data, named)
-    if isinstance(data, (tuple, list)) and len(data) > 1:
-        return tuple(data[:-1]), data[-1]
-    if not isinstance(data, torch.Tensor):
-        name = next((name for name in (*TARGETS, "y") if hasattr(data, name)), None)
-        if name is not None:
-            return data, getattr(data, name)
-    raise RunFailed("a loss function was given, but samples have no target", "return (input, target) samples")
-
-
-def loss_of(output: Any, source: str = "the model's forward gave") -> torch.Tensor:
-    """Return the loss in a model's output: the output itself, ``output.loss``, ``output["loss"]`` or ``output[0]``.
-
-    Args:
-        source: what has returned it, for the message.
-
-    Raises:
-        RunFailed: there is no scalar loss.
-    """
-    if isinstance(output, Mapping) and "loss" in output:
-        output = output["loss"]
-    elif getattr(output, "loss", None) is not None:
-        output = output.loss
-    elif isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    return _scalar(output, source)
-
-
-def _scalar(value: Any, source: str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.reshape(())
-    description = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise RunFailed(
-        f"{source} {description} as loss, not one number", "return a loss function, or the mean loss of the batch"
-    )
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    """Call a model with a batch unpacked or as a whole, whichever its forward accepts."""
-    if isinstance(inputs, Mapping):
-        if _accepts(model, **inputs):
-            return model(**inputs)
-        if (named := _named_inputs(model, inputs)) and _accepts(model, **named):
-            return model(**named)
-        return model(inputs) if _accepts(model, inputs) else model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        signature = _signature(model)
-        takes_batch = signature is not None and next(iter(signature.parameters), "") == "batch"
-        is_unpacked = len(inputs) == 1 or (_accepts(model, *inputs) and not takes_batch)
-        return model(*inputs) if is_unpacked or not _accepts(model, inputs) else model(inputs)
-    return model(inputs)
-
-
-def _named_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a batch that a model's forward names: a data set may have more columns."""
-    signature = _signature(model)
-    return {name: inputs[name] for name in (signature.parameters if signature else ()) if name in inputs}
-
-
-def _accepts(model: nn.Module, /, *positional: Any, **named: Any) -> bool:
-    """Whether a model's forward accepts these arguments; true if its signature is unknown."""
-    signature = _signature(model)
-    try:
-        return signature is None or bool(signature.bind(*positional, **named))
-    except TypeError:
-        return False
-
-
-def _signature(model: nn.Module) -> inspect.Signature | None:
-    try:
-        return inspect.signature(model.forward)
-    except (TypeError, ValueError):
-        return None

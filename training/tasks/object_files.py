@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
 import torch
 from torch import nn
 from torch.utils.data import (
@@ -32,7 +31,8 @@ from profiles.schema import Profile
 from training.numerics.randomness import seed_everything
 from training.records.run_files import sha256
 from training.tasks.base import GroupPosition
-from training.tasks.custom import CustomJob, check_data, check_step
+from training.tasks.custom import CustomJob, check_data, check_functions
+from training.tasks.outputs.weights_file import read_weights, write_weights
 from training.tasks.sample_file import SampleFile, write_samples
 from training.tasks.user_code import call_factory, find_factory, importable_name, takes_rank
 
@@ -49,12 +49,13 @@ _DEPTH = 4
 
 
 def check_given(job: CustomJob) -> None:
-    """Reject unusable data sets, and a loss that is given twice; data created by functions are checked afterwards.
+    """Reject unusable data sets and functions, and a loss that is given twice; data created by functions are checked
+    afterwards.
 
     Raises:
-        BadInput: see :func:`training.tasks.custom.check_data`.
+        BadInput: see :func:`training.tasks.custom.check_data` and :func:`training.tasks.custom.check_functions`.
     """
-    check_step(job, "the trainer")
+    check_functions(job, "the trainer", by_name=True)
     for data, title in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
         if not _is_maker(data) and (data is not None or title == "train_dataset"):
             check_data(data, title)
@@ -227,7 +228,7 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
             message = f"the class of the model, {type(model).__name__}, needs {', '.join(needed)}"
             raise BadInput(f"{message}: no other machine can build it again", _FACTORY_HINT)
         document["weights"] = "model.safetensors"
-        safetensors.torch.save_model(model, str(folder / "model.safetensors"))
+        write_weights(model, folder / "model.safetensors")
     # a model that was built with other arguments, or modified afterwards, differs from what its class rebuilds
     mismatch = first_difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
     if mismatch:
@@ -285,7 +286,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         BadInput: names or shapes do not fit.
     """
     try:
-        safetensors.torch.load_model(model, path)
+        read_weights(model, path)
     except RuntimeError as error:
         text = " ".join(str(error).split())
         raise BadInput(f"{type(model).__name__} does not build this model again: {text:.300}", _FACTORY_HINT) from None
