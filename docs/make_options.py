@@ -42,7 +42,8 @@ This page is made from `profiles/schema.py`, and from the files of strategies, t
 
 An environment variable sets an option too: `MUSTER_LEARNING_RATE=1e-4`, `MUSTER_DILOCO_SYNC_INTERVAL=50` for
 `diloco.sync_interval`, `MUSTER_DATASET=~/recordings`. It stands above the files, so that a script or a container can
-set it for all its commands, and is ignored by a job that does not read it.
+set it for all its commands, and is ignored by a job that does not read it. An empty one sets nothing, and one that
+looks like a misspelt option is named. Trainers and sessions in Python read none.
 
 A profile chooses its sections with `group = G` (several by comma), `model = M` and `dataset = D`. A model or data set
 without a section is a path or a hub name: `dataset = ~/recordings`, `model = openai/whisper-small`. Choosing one also

@@ -166,6 +166,21 @@ def override_layer(overrides: Mapping[str, str], origin: SettingOrigin) -> Layer
     return {key: Setting(value.strip(), origin, key) for key, value in overrides.items()}
 
 
+def without_sections(layer: Layer) -> Layer:
+    """Return the layer of a job that has no files: a model or data set is a path or a hub name, and a variable that
+    selects a group selects nothing.
+
+    Raises:
+        BadInput: a group is chosen.
+    """
+    group = layer.get("group")
+    if group is not None and not group.origin.is_variable:
+        problem = "it chooses a section of config.ini, and this job has no profile"
+        raise BadInput(problem, "leave it out", option="group", place=group.describe("group"))
+    paths = {_PATHS[key]: setting for key, setting in layer.items() if key in _PATHS}
+    return paths | {key: setting for key, setting in layer.items() if key not in SELECTORS}
+
+
 def _references(*layers: Layer) -> Layer:
     return {key: layer[key] for layer in layers for key in SELECTORS if key in layer}
 

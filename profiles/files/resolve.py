@@ -33,6 +33,7 @@ from profiles.files.layers import (
     override_layer,
     resolve_aliases,
     settings_to_fit,
+    without_sections,
 )
 from profiles.files.library import FoundSection, Library, check_headings, check_name, saved_folder
 from profiles.locations import absolute_location, absolute_path, remote_path, with_files
@@ -128,14 +129,18 @@ def validate_config(path: Path | None = None) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def profile_from_options(name: str, values: Mapping[str, Any]) -> Profile:
+def profile_from_options(name: str, values: Mapping[str, Any], variables: Layer = NO_SETTINGS) -> Profile:
     """Make a profile from options by name, without any file.
+
+    Args:
+        variables: of the environment, below the options.
 
     Raises:
         BadInput: an unknown option or an invalid value.
     """
     layer = override_layer({key: as_text(value) for key, value in values.items()}, SettingOrigin("options"))
-    return _validated(name, Merged(resolve_aliases(layer)[0], {}))
+    below, above = resolve_aliases(without_sections(variables), without_sections(layer))
+    return _validated(name, Merged(below | above, {}))
 
 
 def resolve(library: Library, name: str, overrides: Mapping[str, str], variables: Layer = NO_SETTINGS) -> Resolved:

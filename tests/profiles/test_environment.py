@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.files.environment import options_of_environment, variable_of
-from profiles.files.resolve import list_profiles, load_profile, save_profile
+from profiles.files.environment import environment_layer, misspelt_variables, options_of_environment, variable_of
+from profiles.files.resolve import list_profiles, load_profile, profile_from_options, save_profile
 from profiles.options import options
 
 Write = Callable[..., Path]
@@ -63,6 +63,28 @@ def test_each_option_has_a_variable_of_its_own_and_none_that_muster_uses_itself(
     internal = {word for text in sources for word in text.split('"') if word.startswith("MUSTER_") and word.isupper()}
     assert "MUSTER_PLAN" in internal and not internal & {*names}
     assert options_of_environment(dict.fromkeys(internal, "x")) == {}
+    assert misspelt_variables(dict.fromkeys(internal, "x")) == {}
+
+
+def test_what_looks_like_an_option_is_named_and_other_programs_variables_are_left_alone() -> None:
+    typed = ("MUSTER_LERNING_RATE", "MUSTER_LR", "MUSTER_learning_rate", "MUSTER_DATA_SET")
+    others = ("MUSTER_SNAPSHOTS", "MUSTER_HOME", "MUSTER_API_KEY", "MUSTER_EPOCHS", "LERNING_RATE")
+    hints = misspelt_variables(dict.fromkeys((*typed, *others), "1") | {"MUSTER_EPOCS": " "})
+    right = "did you mean MUSTER_LEARNING_RATE?"
+    assert hints == dict(zip(typed, (right, "write learning_rate", right, "did you mean MUSTER_DATASET?"), strict=True))
+
+
+def test_a_job_without_a_profile_reads_variables_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("FREEZE_ENCODER", "true"), ("DATASET", "/data"), ("MODEL", "a:b"), ("GROUP", "fast")):
+        monkeypatch.setenv(f"MUSTER_{name}", value)
+    given = {"task": "custom", "model_path": "own:build"}
+    profile = profile_from_options("custom", given, environment_layer())
+    assert (profile.model.model_path, profile.data.dataset_path) == ("own:build", "/data")
+    monkeypatch.setenv("MUSTER_LEARNING_RATE", "fast")
+    with pytest.raises(BadInput, match='variable MUSTER_LEARNING_RATE learning_rate = "fast"'):
+        profile_from_options("custom", given, environment_layer())
+    with pytest.raises(BadInput, match="this job has no profile"):
+        profile_from_options("custom", {**given, "group": "fast"})
 
 
 def _files_of(room: str) -> list[Path]:

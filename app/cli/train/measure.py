@@ -60,10 +60,12 @@ def measure(
     from app.cli.approval import approve_profile
     from app.cli.machines.access import trust
     from app.cli.train.command import merged_overrides
+    from app.cli.train.start import name_misspelt_variables
     from distributed.measuring.measure import MeasureOptions
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
 
+    name_misspelt_variables()
     resolved = usable_profile(profile, merged_overrides(settings), tell=say)
     approve_profile(resolved, trusted=trust_code, person=somebody(as_json))
     chosen = resolved.profile

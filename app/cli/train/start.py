@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
-from profiles.files.environment import options_of_environment
+from profiles.files.environment import environment_layer, misspelt_variables
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.installation import USUAL_HOSTS
 from profiles.schema import Profile
@@ -180,16 +181,24 @@ def profile_of(request: TrainRequest, check: Callable[[Profile], None] = lambda 
     Raises:
         BadInput: no profile, or one that cannot be used.
     """
+    name_misspelt_variables()
     if request.profile:
         resolved = usable_for_data(request.profile, request.overrides, say, check)
         approve_profile(resolved, trusted=request.trust_code, person=request.person)
         return resolved.profile
     task = request.overrides.get("task", "")
     if trait_of(task) == "own code" and request.overrides.get("model_path"):
-        profile = profile_from_options(task, {**options_of_environment(), **request.overrides})
+        profile = profile_from_options(task, request.overrides, environment_layer())
         approve_user_code(profile, "the command line", named=True, person=False)
         return profile
     raise no_profile()
+
+
+@functools.cache
+def name_misspelt_variables() -> None:
+    """Warn, once, of environment variables that were meant to set an option."""
+    for name, hint in misspelt_variables().items():
+        say(f"warning: the variable {name} sets nothing: {hint}")
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
