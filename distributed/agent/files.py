@@ -225,7 +225,7 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
     """
     path = blob_path(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{name}.{os.getpid()}.part")
+    partial = path.with_name(f"{name}.{_token()}.part")
     digest = take_over(root, name, partial, begun)
     try:
         with open(partial, "ab") as out:
@@ -236,13 +236,19 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
             raise ValueError(f"{name}: damaged in transfer")
         os.chmod(partial, 0o444)
         os.replace(partial, path)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
-        raise
+        if not (isinstance(error, FileNotFoundError) and path.is_file()):  # else another transfer was faster
+            raise
     for left in partial_files(root, name):
         with contextlib.suppress(FileNotFoundError):
             left.unlink()
+
+
+def _token() -> str:
+    """Return a word of one's own: process numbers are equal in containers that share a folder."""
+    return os.urandom(8).hex()
 
 
 def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
@@ -265,25 +271,35 @@ def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
 
 
 def build_tree(root: Path, name: str, files: Mapping[str, str]) -> None:
-    """Link blobs into a folder, which appears atomically."""
+    """Link blobs into a folder, which appears atomically.
+
+    Raises:
+        ValueError: two files have one name here, or a path leaves the folder.
+    """
     folder = root / "trees" / name
-    partial = folder.with_name(f".{name}.{os.getpid()}.part")
-    for relative, blob in files.items():
-        target = Path(os.path.normpath(partial / relative))
-        if partial not in target.parents:
-            raise ValueError(f"a path that leaves its tree: {relative!r:.200}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source = blob_path(root, blob)
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
+    partial = folder.with_name(f".{name}.{_token()}.part")
     try:
+        for relative, blob in files.items():
+            place_blob(blob_path(root, blob), partial, relative)
         partial.rename(folder)
-    except OSError:
-        shutil.rmtree(partial)
+    except (OSError, ValueError):
+        shutil.rmtree(partial, ignore_errors=True)
         if not folder.is_dir():  # else another run was faster
             raise
+
+
+def place_blob(blob: Path, folder: Path, relative: str) -> None:
+    """Give a blob a path in a folder."""
+    target = Path(os.path.normpath(folder / relative))
+    if folder not in target.parents:
+        raise ValueError(f"a path that leaves its tree: {relative!r:.200}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(target):  # to write there would change the other one's blob
+        raise ValueError(f"two files have the name {relative!r:.200} there: it takes names that differ in case as one")
+    try:
+        os.link(blob, target)
+    except OSError:
+        shutil.copyfile(blob, target)
 
 
 def get(root: Path, request: GetFiles) -> None:

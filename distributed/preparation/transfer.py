@@ -26,11 +26,19 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from distributed.agent.requests import GetFiles, ListMissing, PutFiles
 from distributed.machine.compression import STRETCH, AdaptiveGzip
 from distributed.machine.link import MachineLink, document
-from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
+from distributed.ssh.errors import (
+    CommandTimeout,
+    ConnectTimeout,
+    Dropped,
+    NoRoute,
+    PortClosed,
+    RemoteFileError,
+    SshError,
+)
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
 from profiles.quantities import bytes_text
-from training.records.run_files import explain
+from training.records.run_files import sha256
 from training.tasks.outputs.predictions import FOLDER
 
 Progress = Callable[[int, int], None]
@@ -123,7 +131,7 @@ def send_trees(
 
     Raises:
         SshError: the machine cannot receive them.
-        BadInput: a file of this machine cannot be read.
+        BadInput: a file of this machine cannot be read, or has changed meanwhile.
     """
     missing_trees = set(ask_missing(link, [tree.name for tree in trees], []).trees)
     lacking = [tree for tree in trees if tree.name in missing_trees]
@@ -141,8 +149,14 @@ def send_trees(
                     raise
                 time.sleep(1.0)
 
+    def left(missing: MissingFiles) -> int:
+        try:
+            return missing.missing_bytes(sources)
+        except OSError as error:
+            raise _unreadable(error) from None
+
     def send(missing: MissingFiles) -> None:
-        present_bytes = total - missing.missing_bytes(sources)
+        present_bytes = total - left(missing)
         request = PutFiles({tree.name: dict(tree.files) for tree in lacking}, missing.begun)
         blobs = {blob: sources[blob] for blob in missing.blobs}
         failures: list[OSError] = []
@@ -155,21 +169,40 @@ def send_trees(
 
         try:
             link.ask(request, stream(), timeout=None)
+        except RemoteFileError as error:
+            _refuse_changed(blobs, error.message)
+            raise
         finally:
             for failure in failures:
-                raise BadInput(*explain(failure, Path(failure.filename or "a file"))) from None
+                raise _unreadable(failure) from None
 
     missing = ask()
-    total = fewest_left = missing.missing_bytes(sources)
-    count = len(missing.blobs)
+    total = fewest_left = left(missing)
+    count, fruitless = len(missing.blobs), 0
     while True:
         try:
             send(missing)
             return count
         except _TRANSIENT:
             missing = ask()
-            if missing.missing_bytes(sources) < fewest_left:
-                fewest_left, last_progress = missing.missing_bytes(sources), time.monotonic()
+            if (now_left := left(missing)) < fewest_left:
+                fewest_left, last_progress, fruitless = now_left, time.monotonic(), 0
+                continue
+            fruitless += 1
+            if fruitless > 1 and time.monotonic() - last_progress > timeout:
+                raise
+            time.sleep(_PAUSE)
+
+
+def _unreadable(error: OSError) -> BadInput:
+    return BadInput(f"{error.filename or 'a file'}: {error.strerror or error}", "start again when it can be read")
+
+
+def _refuse_changed(blobs: Mapping[str, Path], problem: str) -> None:
+    """Raise BadInput if the file that a machine speaks of is no longer what it was when it was hashed."""
+    for blob, path in blobs.items():
+        if blob in problem and path.is_file() and sha256(path) != blob:
+            raise BadInput(f"{path} has changed while it was sent", "start again when nothing writes to it")
 
 
 def packed(blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]) -> Iterator[bytes]:
@@ -193,7 +226,7 @@ def packed(blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[
             while size > 0:
                 piece = content.read(min(_PIECE, size))
                 if not piece:
-                    raise OSError(None, "it became shorter while it was sent")
+                    raise OSError(None, "it became shorter while it was sent", str(path))
                 size -= len(piece)
                 done += len(piece)
                 yield from zipped.write(piece)

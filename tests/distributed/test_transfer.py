@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
 import random
@@ -109,6 +110,55 @@ def unreachable_after(link: MachineLink, connection: HereConnection, times: int)
 
 
 @pytest.mark.slow
+def test_a_machine_that_answers_but_keeps_nothing_is_given_up(tmp_path: Path, tree: Tree) -> None:
+    connection = Breaking([0] * 5)
+    with pytest.raises(Dropped):
+        send_trees(far_machine(tmp_path, connection), [tree], timeout=0.0)
+    assert len(connection.sent) == 2
+
+
+@pytest.mark.slow
+def test_a_file_that_has_changed_or_gone_since_it_was_hashed_is_named(tmp_path: Path, tree: Tree) -> None:
+    path = tmp_path / "data" / "0.bin"
+    path.write_bytes(b"more")
+    with pytest.raises(BadInput, match=r"0\.bin has changed while it was sent"):
+        send_trees(far_machine(tmp_path), [tree])
+    path.unlink()
+    with pytest.raises(BadInput, match=r"0\.bin: No such file"):
+        send_trees(far_machine(tmp_path), [tree])
+
+
+def stored(root: Path, content: bytes) -> str:
+    blob = hashlib.sha256(content).hexdigest()
+    agent_files.store(root, blob, io.BytesIO(content))
+    return blob
+
+
+def test_two_names_that_are_one_on_a_machine_leave_both_contents_as_they_are(tmp_path: Path) -> None:
+    first, second = stored(tmp_path, b"first"), stored(tmp_path, b"second")
+    with pytest.raises(ValueError, match="two files have the name './a' there"):
+        agent_files.build_tree(tmp_path, "0" * 64, {"a": first, "./a": second})
+    assert agent_files.blob_path(tmp_path, first).read_bytes() == b"first"
+    assert not list((tmp_path / "trees").iterdir())
+
+
+def test_transfers_with_one_process_number_write_no_common_file(tmp_path: Path) -> None:
+    content = b"from both"
+    blob = hashlib.sha256(content).hexdigest()
+
+    class Overtaken(io.BytesIO):
+        """While it is read, another transfer of the same begins and ends, as in a container with the same folder."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            if not self.tell():
+                stored(tmp_path, content)
+            return super().read(size)
+
+    agent_files.store(tmp_path, blob, Overtaken(content))
+    assert agent_files.blob_path(tmp_path, blob).read_bytes() == content
+
+
+@pytest.mark.slow
 def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> None:
     link = far_machine(tmp_path)
     sizes = {path: path.stat().st_size for path in tree.sources.values()}
@@ -119,7 +169,7 @@ def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> No
 
     transfer_tell, transfer.PROGRESS_INTERVAL = transfer.PROGRESS_INTERVAL, 0.0
     try:
-        with pytest.raises(BadInput, match="became shorter"):
+        with pytest.raises(BadInput, match=r"\.bin: it became shorter"):
             send_trees(link, [tree], shrink)
     finally:
         transfer.PROGRESS_INTERVAL = transfer_tell
