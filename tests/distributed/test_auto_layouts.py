@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,16 @@ def test_a_model_that_leaves_nothing_to_other_programs_is_divided() -> None:
     assert lines[-1].endswith(": the model is divided")
     with pytest.raises(BadInput, match="not divided: no device holds block 28 with the head"):
         fit_or_divide(profile, [MemoryBudget(name, int(need / 8)) for name in "ab"])
+
+
+def test_a_model_that_may_be_tight_exceeds_the_memory_of_no_machine() -> None:
+    profile = profile_of(tuning="full", fit_memory="off", batch_size=1)
+    need = need_of(profile, LLAMA_3B).total
+    shared = MemoryBudget("mac", int(1.1 * need), "mps")  # training may use the smaller part of it
+    box = MemoryBudget("box", need, limited=True)
+    fitting.fit_to_budgets(profile, LLAMA_3B, [box, shared], tolerance=1)
+    with pytest.raises(BadInput, match=", box has"):
+        fitting.fit_to_budgets(profile, LLAMA_3B, [replace(box, total=int(0.95 * need)), shared], tolerance=1)
 
 
 @pytest.mark.parametrize(("mbit", "devices"), [(10_000, "abc"), (5, "a")])

@@ -101,9 +101,9 @@ class Backward:
         )
 
 
-def refuse_untrained(loss: torch.Tensor) -> None:
+def refuse_untrained(loss: object) -> None:
     """Raise :class:`RunFailed` if nothing can be learned from a loss."""
-    if not loss.requires_grad:
+    if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
         raise RunFailed(
             "the loss depends on no weight that is trained, so nothing can be learned from it",
             "compute it from the model's output, without detach(), item(), numpy() or no_grad()",

@@ -223,7 +223,8 @@ def fit_to_budgets(
             first_fit = result(candidate, fullest(candidate)[1] if has_fitted else tightest)
             return first_fit if first_fit.changes else replace(first_fit, tightest=None)
     smallest = min(candidates(), key=lambda candidate: fullest(candidate)[0])
-    tightest = fullest(smallest)[1]
+    # that of the fullest by what training may use need not be the one that lacks most: of two, both may leave nothing
+    tightest = max(known_budgets, key=lambda budget: need(smallest, budget) * budget.members / budget.total)
     if need(smallest, tightest) * tightest.members > tightest.total * tolerance:
         all_changes = _candidates(profile, frozenset(FITTED), with_8_bits, Relaxations())
         fitting = (candidate for candidate in all_changes if fullest(candidate)[0] <= 1)
