@@ -360,4 +360,5 @@ def write_objects(job: CustomJob, folder: Path) -> None:
                     "define its classes and functions at module level, and open files and locks where they are used; "
                 )
                 hint += "or give a function that makes the model"
-                raise BadInput(f"the model or the data cannot reach the workers: {error}", hint) from error
+                problem = " ".join(str(error).split())
+                raise BadInput(f"the model or the data cannot reach the workers: {problem}", hint) from error

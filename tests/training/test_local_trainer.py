@@ -17,6 +17,7 @@ import pytest
 import torch
 from local_runs import Run
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader
 
 from app.cli.runs.listing import _cells
@@ -43,12 +44,13 @@ pytestmark = pytest.mark.slow
 SPIRALS = Path(__file__).parents[2] / "examples" / "custom" / "spirals.py"
 
 
-@pytest.mark.parametrize("extra", [lambda: 1, threading.Lock()])
-def test_what_no_worker_can_get_is_refused_in_one_line(extra: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [lambda: 1, threading.Lock(), weight_norm(nn.Linear(1, 1))])
+def test_what_no_worker_can_get_is_refused_in_one_line(extra: Any, tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
-    model.extra = extra  # type: ignore[assignment]  # as people keep an activation, or a lock
-    with pytest.raises(BadInput, match="cannot reach the workers: .*pickle.*module level"):
+    model.extra = extra  # as people keep an activation, or a lock
+    with pytest.raises(BadInput, match="^the model or .* cannot reach the workers: .*module level.*") as refused:
         write_objects(CustomJob(model, pairs()), tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
