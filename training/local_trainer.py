@@ -17,7 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
@@ -342,6 +342,16 @@ def _command() -> list[str]:
     return [FIT, *([os.path.abspath(script)] if script else [])]
 
 
+class _SessionPickler(pickle.Pickler):
+    """Refuses what a notebook, a shell or standard input defines: no worker can import it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            hint = "put it into a .py file, and import it from there; the rest may stay"
+            raise BadInput(f"{value.__qualname__} is defined in an interactive session: no worker finds it", hint)
+        return NotImplemented
+
+
 def write_objects(job: CustomJob, folder: Path) -> None:
     """Write the job for the run's workers. Storage that tensors share is written once, which plain pickle does not
     do."""
@@ -349,12 +359,17 @@ def write_objects(job: CustomJob, folder: Path) -> None:
 
     caller = multiprocessing.spawn.get_preparation_data("worker")
     del caller["authkey"]  # for connections that are not used
+    main = sys.modules["__main__"]
+    is_session = main.__spec__ is None and not Path(getattr(main, "__file__", None) or "<session>").is_file()
+    if is_session:
+        caller.pop("init_main_from_path", None)  # "<stdin>"
+    pickling = SimpleNamespace(__name__="pickle", Pickler=_SessionPickler if is_session else pickle.Pickler)
     with explain_errors(folder, kind=RunFailed):
         with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)
         with open(folder / OBJECTS, "wb", opener=private_file) as file:
             try:
-                torch.save(job, file)
+                torch.save(job, file, pickle_module=pickling)
             except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
                 hint = (
                     "define its classes and functions at module level, and open files and locks where they are used; "

@@ -85,8 +85,15 @@ class MissingFiles(BaseModel):
     """Bytes that have arrived of each partial blob."""
 
     def missing_bytes(self, sources: Mapping[str, Path]) -> int:
-        """Return the bytes still to be sent."""
-        return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
+        """Return the bytes still to be sent.
+
+        Raises:
+            BadInput: a file is gone.
+        """
+        try:
+            return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
+        except OSError as error:
+            raise _unreadable(error) from None
 
 
 def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str]) -> MissingFiles:
@@ -149,35 +156,14 @@ def send_trees(
                     raise
                 time.sleep(1.0)
 
-    def left(missing: MissingFiles) -> int:
-        try:
-            return missing.missing_bytes(sources)
-        except OSError as error:
-            raise _unreadable(error) from None
-
     def send(missing: MissingFiles) -> None:
-        present_bytes = total - left(missing)
+        present_bytes = total - missing.missing_bytes(sources)
         request = PutFiles({tree.name: dict(tree.files) for tree in lacking}, missing.begun)
         blobs = {blob: sources[blob] for blob in missing.blobs}
-        failures: list[OSError] = []
-
-        def stream() -> Iterator[bytes]:
-            try:
-                yield from packed(blobs, missing.begun, lambda done: progress(present_bytes + done, total))
-            except OSError as error:  # raised in a reader thread, so it is passed to the caller
-                failures.append(error)
-
-        try:
-            link.ask(request, stream(), timeout=None)
-        except RemoteFileError as error:
-            _refuse_changed(blobs, error.message)
-            raise
-        finally:
-            for failure in failures:
-                raise _unreadable(failure) from None
+        _send(link, request, blobs, lambda done: progress(present_bytes + done, total))
 
     missing = ask()
-    total = fewest_left = left(missing)
+    total = fewest_left = missing.missing_bytes(sources)
     count, fruitless = len(missing.blobs), 0
     while True:
         try:
@@ -185,13 +171,32 @@ def send_trees(
             return count
         except _TRANSIENT:
             missing = ask()
-            if (now_left := left(missing)) < fewest_left:
+            if (now_left := missing.missing_bytes(sources)) < fewest_left:
                 fewest_left, last_progress, fruitless = now_left, time.monotonic(), 0
                 continue
             fruitless += 1
             if fruitless > 1 and time.monotonic() - last_progress > timeout:
                 raise
             time.sleep(_PAUSE)
+
+
+def _send(link: MachineLink, request: PutFiles, blobs: Mapping[str, Path], tell: Callable[[int], None]) -> None:
+    failures: list[OSError] = []
+
+    def stream() -> Iterator[bytes]:
+        try:
+            yield from packed(blobs, request.begun, tell)
+        except OSError as error:  # raised in a reader thread, so it is passed to the caller
+            failures.append(error)
+
+    try:
+        link.ask(request, stream(), timeout=None)
+    except RemoteFileError as error:
+        _refuse_changed(blobs, error.message)
+        raise
+    finally:
+        for failure in failures:
+            raise _unreadable(failure) from None
 
 
 def _unreadable(error: OSError) -> BadInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -29,7 +31,7 @@ from tests.distributed.muster_runs import JOB
 from tests.lab.processes import is_dead, line_of
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.local_trainer import OBJECTS, LocalTrainer, write_objects
+from training.local_trainer import CALLER, OBJECTS, LocalTrainer, write_objects
 from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.records.run_index import other_folders
@@ -51,6 +53,24 @@ def test_what_no_worker_can_get_is_refused_in_one_line(extra: Any, tmp_path: Pat
     with pytest.raises(BadInput, match="^the model or .* cannot reach the workers: .*module level.*") as refused:
         write_objects(CustomJob(model, pairs()), tmp_path)
     assert "\n" not in str(refused.value)
+
+
+class Typed(nn.Linear):
+    """As typed into a notebook."""
+
+
+@pytest.mark.parametrize("file", [None, "<stdin>"])
+def test_what_an_interactive_session_defines_is_refused_and_what_it_imports_is_not(
+    file: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ModuleType("__main__")
+    session.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    write_objects(CustomJob(Typed(4, 1), pairs(), loss=nn.functional.mse_loss), tmp_path)
+    assert "init_main_from_path" not in pickle.loads((tmp_path / CALLER).read_bytes())
+    monkeypatch.setattr(Typed, "__module__", "__main__")
+    with pytest.raises(BadInput, match="Typed is defined in an interactive session: .*py file"):
+        write_objects(CustomJob(Typed(4, 1), pairs()), tmp_path)
 
 
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
