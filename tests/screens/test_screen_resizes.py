@@ -98,7 +98,7 @@ def test_a_way_to_train_keeps_its_name_and_what_it_costs_at_every_width(size: tu
         await pilot.pause()
         shown = lines(pilot.app)
         (way,) = [line for line in shown if "diloco mxfp4" in line]
-        assert all(figure in way for figure in (" 1:53", " 2:13", " 10 ", " 5.0 %", "+0.3%"))
+        assert all(figure in way for figure in (" 1:53", " 2:13", " 10 ", " 5 %", "+0.3 %"))
         assert any(" recommended" in line for line in shown) and any("alone desk" in line for line in shown)
         words = " ".join(shown)
         assert all(f" {label} " in words for label in ("way", "merge", "waits"))

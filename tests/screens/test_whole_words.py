@@ -170,7 +170,7 @@ def test_what_is_installed_stands_whole_at_80_columns() -> None:
     steering.state = steering.state.putting(
         TaskKind.REPAIR, value={STUDIO.name: InstallProgress(words, 0.38, "studio")}
     )
-    assert f"38% {words}" in shown(steering)
+    assert f"38 % {words}" in shown(steering)
 
 
 @pytest.mark.slow
