@@ -456,7 +456,7 @@ def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
 
 
 def test_no_coordinator() -> None:
-    with pytest.raises(ExchangeError, match=r"cannot reach the machine .*127.0.0.1\)$"):
+    with pytest.raises(ExchangeError, match=r"cannot reach the machine that holds the run together \(127.0.0.1\)"):
         MeshMember(JoinConfig("127.0.0.1:9", None, RUN, 0, 1, "a")).join(0.5)
 
 
