@@ -10,7 +10,7 @@ from pathlib import Path
 from profiles.errors import BadInput
 from profiles.files.ini import IniFile, IniSection, read_ini
 from profiles.installation import SHARED, saved_profiles
-from profiles.options import canonical, hint_for, options_by_name
+from profiles.options import canonical, hint_for, options, options_by_name
 from profiles.other_names import HINTS
 
 CONFIG = SHARED / "config.ini"
@@ -157,4 +157,5 @@ def unknown_option_hint(key: str, references: frozenset[str]) -> str:
     """Return the hint for an option that does not exist."""
     if (hint := HINTS.get(key.casefold())) is not None:
         return hint
-    return hint_for(key, [*options_by_name(), *references], "docs/reference/options.md lists all options")
+    aliases = [spec.alias for spec in options() if spec.alias]  # before the names that end alike
+    return hint_for(key, [*aliases, *options_by_name(), *references], "docs/reference/options.md lists all options")

@@ -55,6 +55,7 @@ def test_a_good_name_is_one_file_below_the_folder(name: str) -> None:
     ("values", "message"),
     [
         ({"batch_sise": "1"}, "did you mean 'batch_size'?"),
+        ({"sync_intervall": "1"}, "did you mean 'sync_interval'?"),
         ({"batch_size": "x"}, 'mine.ini [profile:mine] batch_size = "x": not a whole number'),
         ({"language": "en\n[profile:b]"}, "cannot be kept in an INI file"),
         ({"language": "en # de"}, "cannot be kept in an INI file"),

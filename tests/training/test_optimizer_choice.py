@@ -15,6 +15,8 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import BadInput, RunFailed
 from profiles.optimisation import OPTIMIZERS, TrainingSettings
 from training.exchange.base import SoloExchange
+from training.hardware.device import Precision
+from training.loop.state import TrainingState
 from training.optimization.optimizers import build_optimizer, set_learning_rate, state_bytes
 from training.records.events import StepEvent
 from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
@@ -193,6 +195,19 @@ def test_a_snapshot_goes_on_bit_for_bit(name: str, own: str) -> None:
         for number in range(3, 5):
             step(trained, optimizer, number)
     assert torch.equal(weights(model), weights(twin))
+
+
+def test_a_run_does_not_go_on_with_another_optimizer_of_the_users() -> None:
+    def state(make: type[torch.optim.Optimizer] | None) -> TrainingState:
+        model = small()
+        optimizer = build_optimizer(model, settings("adamw"), make=make)
+        return TrainingState(model, optimizer, Precision(None, torch.device("cpu")))
+
+    snapshot = state(torch.optim.RAdam).snapshot(1, {}, {})
+    state(torch.optim.RAdam).restore(snapshot)
+    for other, name in ((torch.optim.SGD, "SGD"), (None, "the one of the options")):
+        with pytest.raises(RunFailed, match=rf"another optimizer .RAdam. than this one .{name}."):
+            state(other).restore(snapshot)
 
 
 def test_a_state_that_no_snapshot_holds_is_an_error(own: str) -> None:

@@ -18,6 +18,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.payloads import documents
 from training.hardware.device import Precision
 from training.numerics.randomness import restore_rng, rng_state
+from training.numerics.schedule import RATE_SHARE
 from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
 from training.snapshots.pieces import weight_of
 from training.snapshots.snapshot_store import Snapshot
@@ -62,21 +63,32 @@ class TrainingState:
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         return [names.get(id(parameter), "") for group in self._optimizer.param_groups for parameter in group["params"]]
 
+    @property
+    def _own_optimizer(self) -> str:
+        """The class of an optimizer that the user gave; empty: the options say which."""
+        groups = self._optimizer.param_groups
+        return type(self._optimizer).__name__ if any(RATE_SHARE in group for group in groups) else ""
+
     def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps, with the tensors ``others`` under their names."""
         tensors = self._tensors() | dict(others) | prefixed("rng", rng_state(self._device))
-        return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
+        return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict(), "optimizer": self._own_optimizer})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot, random state included.
 
         Raises:
-            RunFailed: it lacks a weight that is trained here.
+            RunFailed: it lacks a weight that is trained here, or is of another optimizer of the user's.
         """
         missing = {name for name, _ in self._trained} - tensors_under("model", snapshot.tensors).keys()
         if missing:
             message = f"what is here of the snapshot of step {snapshot.step} lacks {min(missing)}"
             raise RunFailed(message, "resume on the machines that hold all parts of it")
+        earlier = snapshot.state.get("optimizer", self._own_optimizer)
+        if earlier != self._own_optimizer and tuple(snapshot.state.get("part", (0, 1)))[1] == 1:
+            before, now = (name or "the one of the options" for name in (earlier, self._own_optimizer))
+            hint = "give the same as when it began, or start a new run"
+            raise RunFailed(f"the run was trained with another optimizer ({before}) than this one ({now})", hint)
         self.adopt(snapshot)
         restore_rng(tensors_under("rng", snapshot.tensors), self._device)
 
