@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed.network_trainer import NetworkTrainer
+    from distributed.pool import Pool
     from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed, StoppedByUser
     from training.local_trainer import LocalTrainer
     from training.session.session import session
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "LocalTrainer": "training.local_trainer",
     "NetworkTrainer": "distributed.network_trainer",
+    "Pool": "distributed.pool",
     "CustomJob": "training.tasks.custom",
     "session": "training.session.session",
     "Strategy": "training.strategies.base",
@@ -75,6 +77,7 @@ __all__ = [
     "MusterError",
     "NetworkTrainer",
     "NoLoCo",
+    "Pool",
     "RunFailed",
     "SparseLoCo",
     "Sparta",

@@ -20,6 +20,7 @@ from profiles.installation import RUNS_FOLDER, program_words, wizard_line
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
+    from distributed.joining.share_client import SharedOffer
     from distributed.launcher import PlannedRun
 
 DEMO_START = 1_767_258_000.0
@@ -69,6 +70,14 @@ class DemoServices(Services):
     def home(self) -> Home:
         home = super().home()
         return replace(home, runs=tuple(run for run in home.runs if is_of_tour(run.profile)))
+
+    def share(self) -> SharedOffer:
+        """Refuse: nothing joins the tour.
+
+        Raises:
+            BadInput: always.
+        """
+        raise BadInput("no machine joins recorded ones", "without --demo a code would be shown")
 
     def plan(self, request: PlanRequest) -> PlanPreview:
         plan = super().plan(request)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
+from app.screens.dialogs.share_dialog import ShareDialog
 from app.screens.network_map import ways_from_here
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
@@ -47,7 +48,8 @@ class MachinesScreen(StepScreen):
         "your SSH configuration and hosts file, those that let Muster in before, and those you add. Each machine is "
         "one row, however many names, addresses and cables it has: its SSH host key identifies it.\n"
         "Machine missing? On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install and start "
-        "openssh-server. Or add it with 'a'."
+        "openssh-server. Or add it with 'a'. A machine without SSH server, or that nobody can dial, joins with a code "
+        "('c')."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
@@ -55,6 +57,7 @@ class MachinesScreen(StepScreen):
         Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
         Key("s", "ask_neighbours", "Ask", "Ask machines this computer has met for SSH; again: its whole network."),
+        Key("c", "share", "Code", "Show a code with which a machine joins that has no SSH server, or accepts nobody."),
         Key("d,delete", "remove", "Remove", "Remove a machine that a or s added from the list.", shown=False),
     )
 
@@ -154,6 +157,14 @@ class MachinesScreen(StepScreen):
         self.do(actions.add_machine(text.strip()))
         row = actions.row_named(self.state, text)
         self._select(row.key if row is not None else "")
+
+    def action_share(self) -> None:
+        self.app.push_screen(ShareDialog(self.steered.wizard.share), self._joined)
+
+    def _joined(self, name: str | None) -> None:
+        from distributed.hosts.joined import SUFFIX  # loads what the first paint does without
+
+        self._added(f"{name}{SUFFIX}" if name else None)
 
     def draw(self) -> None:
         """Draw, keeping the cursor on a machine whose row was merged into the one that answers at its address."""

@@ -27,6 +27,7 @@ from profiles.errors import MusterError
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
     from app.wizard.services.discovery_watch import DiscoveryWatch
+    from distributed.joining.share_client import SharedOffer
     from distributed.ssh.access import AccessReport
 
 Listener = Callable[[], None]
@@ -161,6 +162,14 @@ class Wizard:
         """Wait until the state fulfils ``until``; return whether it did within ``timeout`` seconds."""
         with self._wake:
             return self._wake.wait_for(lambda: self._closed or until(self._state), timeout) and until(self._state)
+
+    def share(self) -> SharedOffer:
+        """Open a code with which a machine joins; blocks while the door starts.
+
+        Raises:
+            MusterError: none can be opened.
+        """
+        return self._services.share()
 
     def end_asking(self) -> None:
         """Let asking the addresses of a network end with the answers so far."""

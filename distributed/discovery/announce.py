@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 from zeroconf import Error, ServiceInfo, Zeroconf
@@ -31,15 +31,16 @@ _LONGEST_VALUE = 200
 """Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
 _LOOPBACK = "127.0.0.1"
 """Placeholder where there is no network: zeroconf needs at least one address."""
-_TYPE = f"{MUSTER}.local."
 
 
 class Announcement:
     """This machine's announcement; use it as a context manager.
 
     Args:
-        port: of this machine's SSH server.
+        port: of this machine's SSH server, or of ``service``.
         name: announced name; empty: the host name. A number is appended if another machine has the name.
+        service: the kind of what is announced.
+        properties: announced with it; by default what describes this machine.
         interfaces: lists the interfaces of this machine.
         responder: creates the multicast DNS responder for their addresses.
 
@@ -52,6 +53,8 @@ class Announcement:
         port: int = 22,
         name: str = "",
         *,
+        service: str = MUSTER,
+        properties: Mapping[str, str] | None = None,
         interfaces: Callable[[], Interfaces] = list_interfaces,
         responder: Callable[..., Zeroconf] = Zeroconf,
     ) -> None:
@@ -60,10 +63,11 @@ class Announcement:
         if not self._interfaces:
             raise MachinesNotReady("no network interface to announce this machine on", "connect a cable or Wi-Fi")
         self._label = _label(name or socket.gethostname())
-        self.txt = describe_this_machine()
+        self._type = f"{service}.local."
+        self.txt = describe_this_machine() if properties is None else dict(properties)
         logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of addresses that are not ready yet
         self._zeroconf = self._start(responder)
-        self._info = self._service(f"{self._label}.{_TYPE}", self._interfaces)
+        self._info = self._service(f"{self._label}.{self._type}", self._interfaces)
 
     def _start(self, responder: Callable[..., Zeroconf]) -> Zeroconf:
         while True:
@@ -80,7 +84,7 @@ class Announcement:
     @property
     def name(self) -> str:
         """The name of the machine on the network."""
-        return str(self._info.name).removesuffix(f".{_TYPE}")
+        return str(self._info.name).removesuffix(f".{self._type}")
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -89,7 +93,7 @@ class Announcement:
     def _service(self, full_name: str, interfaces: tuple[Interface, ...]) -> ServiceInfo:
         # A separate host name: the system's responder owns the plain one and would see a conflict.
         return ServiceInfo(
-            _TYPE, full_name, port=self._port, properties=self.txt, server=f"muster-{self._label}.local.",
+            self._type, full_name, port=self._port, properties=self.txt, server=f"muster-{self._label}.local.",
             parsed_addresses=_addresses(interfaces),
         )  # fmt: skip
 

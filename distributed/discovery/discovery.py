@@ -25,6 +25,7 @@ from distributed.discovery.known_machines import (
     MachineCandidate,
     Sources,
     candidates,
+    joined_candidates,
     look_up,
     own_endpoints,
     read_known_keys,
@@ -194,6 +195,10 @@ class Discovery:
             timer.cancel()
             is_all_due, self._all_due = self._all_due, False
             self._look_ups_due.clear()
+            known = {candidate.key for candidate in self._candidates}
+            new = [candidate for candidate in joined_candidates(self._sources) if candidate.key not in known]
+            self._candidates += new
+            failed.update(candidate.key for candidate in new)
             due = [candidate for candidate in self._candidates if is_all_due or candidate.key in failed]
             await asyncio.gather(*map(look_up_candidate, due))
 

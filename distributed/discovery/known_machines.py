@@ -105,8 +105,7 @@ def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
     config_file = "" if config == USER_CONFIG else str(config)
     configured = (SshTarget(name, name, config_file=config_file) for name in config_names(config.expanduser()))
     listed += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in configured]
-    joined = joined_machines() if sources.past_logins else ()
-    listed += [MachineCandidate(SightingOrigin.JOINED, SshTarget(m.address, m.address)) for m in joined]
+    listed += joined_candidates(sources)
     for login in past_logins() if sources.past_logins else ():
         target = SshTarget(login.name, login.host, login.port, login.user, config_file=config_file)
         listed.append(MachineCandidate(SightingOrigin.PAST_LOGIN, target, address=login.address))
@@ -117,6 +116,12 @@ def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
         target = SshTarget(address["name"], address["name"], address["port"], config_file=config_file)
         listed.append(MachineCandidate(SightingOrigin.KNOWN_HOSTS, target))
     return listed[:_MOST_CANDIDATES]
+
+
+def joined_candidates(sources: Sources) -> list[MachineCandidate]:
+    """List the machines that have joined this computer by now."""
+    joined = joined_machines() if sources.past_logins else ()
+    return [MachineCandidate(SightingOrigin.JOINED, SshTarget(m.address, m.address)) for m in joined]
 
 
 def config_names(path: Path) -> list[str]:

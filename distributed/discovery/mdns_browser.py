@@ -155,14 +155,20 @@ class Browser:
 
     Args:
         clock: schedules queries and measures processor time.
+        services: that are asked for.
     """
 
     def __init__(
-        self, tell: Callable[[Observation], None], clock: TimeSource = time, interfaces: Interfaces | None = None
+        self,
+        tell: Callable[[Observation], None],
+        clock: TimeSource = time,
+        interfaces: Interfaces | None = None,
+        services: tuple[str, ...] = BROWSED,
     ) -> None:
         self._tell = tell
         self._clock = clock
-        self._book = RecordBook()
+        self._services = services
+        self._book = RecordBook(services)
         self._interfaces = interfaces or Interfaces(())
         self._sockets: dict[tuple[str, int], MulticastSocket] = {}
         self._problems: dict[str, Problem] = {}
@@ -218,7 +224,7 @@ class Browser:
             self._tell(observation)
         failed: dict[str, list[Problem | None]] = {}
         for (name, _), opened in self._sockets.items():
-            questions = [(f"{service}.local.", _PTR) for service in BROWSED] + self._book.questions(name)
+            questions = [(f"{service}.local.", _PTR) for service in self._services] + self._book.questions(name)
             failed.setdefault(name, []).extend(opened.send(packet) for packet in query_packets(questions))
         problems = {name: results[0] for name, results in failed.items() if results and all(results)}
         if problems.keys() - self._problems.keys():

@@ -40,6 +40,8 @@ SSH, SFTP, MUSTER, DEVICE = "_ssh._tcp", "_sftp-ssh._tcp", "_muster._tcp", "_dev
 SERVICES = (SSH, SFTP, MUSTER)
 """Services announced by machines with an SSH server, with its port."""
 BROWSED = (*SERVICES, DEVICE)
+JOIN = "_muster-join._tcp"
+"""Service of computers that share a code now, with the port of their door."""
 LONGEST_PACKET = 9000
 """Bytes (RFC 6762, 17)."""
 _LONGEST_TXT = 1300
@@ -47,7 +49,7 @@ _LIFETIME = 120.0
 """Lifetime of host records in seconds (RFC 6762, 10)."""
 _MOST_SPEAKERS = 512
 _MOST_QUESTIONS = 24
-_SHOWN_DETAILS = ("version", "devices", "memory", "model")
+_SHOWN_DETAILS = ("version", "devices", "memory", "model", "slot")
 _PTR, _TXT, _AAAA, _SRV, _A, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 0, 1
 
 
@@ -99,9 +101,14 @@ class _Speaker:
 
 
 class RecordBook:
-    """Stores records from packets, and returns observations."""
+    """Stores records from packets, and returns observations.
 
-    def __init__(self) -> None:
+    Args:
+        services: of which instances are kept.
+    """
+
+    def __init__(self, services: tuple[str, ...] = BROWSED) -> None:
+        self._services = services
         self._speakers: dict[tuple[str, str], _Speaker] = {}
 
     def hear(self, data: bytes, interfaces: Interfaces, interface: str, source: str, now: float) -> list[Observation]:
@@ -119,7 +126,7 @@ class RecordBook:
         speaker = self._speakers.get(speaker_key) or _Speaker()
         records = [record for record in packet if len(record.name) < 256]
         living = [record for record in records if record.ttl > 0]
-        ignored_count = len({_note_instance(speaker, record, now) for record in living} - {""})
+        ignored_count = len({_note_instance(speaker, record, now, self._services) for record in living} - {""})
         _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
         withdrawn = list(_withdrawn(speaker, records))
         if speaker.instances:
@@ -170,20 +177,20 @@ def _key(instance: _Instance, speaker_key: tuple[str, str]) -> SightingKey:
     return SightingKey(SightingOrigin.BONJOUR, instance.service, instance.name.casefold(), *speaker_key)
 
 
-def _split(full_name: str) -> tuple[str, str]:
+def _split(full_name: str, services: tuple[str, ...]) -> tuple[str, str]:
     """Split ``My Mac._ssh._tcp.local.`` into instance and service; empty for services that are not browsed."""
     lower = full_name.casefold().rstrip(".")
-    for service in BROWSED:
+    for service in services:
         suffix = f".{service}.local"
         if lower.endswith(suffix):
             return full_name.rstrip(".")[: -len(suffix)], service
     return "", ""
 
 
-def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
+def _note_instance(speaker: _Speaker, record: DNSRecord, now: float, services: tuple[str, ...]) -> str:
     """Store what a record says about an instance; return the instance's name if the limit is reached."""
     full_name = record.alias if isinstance(record, DNSPointer) else record.name
-    name, service = _split(full_name)
+    name, service = _split(full_name, services)
     if not name:
         return ""
     if service == DEVICE:

@@ -31,6 +31,8 @@ _START_PATIENCE = 60.0
 _ANSWER_PATIENCE = 40.0
 """Seconds that a door takes at most to answer."""
 _LARGEST = 1 << 16
+_LONGEST_SOCKET = 103
+"""Bytes of a Unix socket's path, on macOS; Linux has 107."""
 _known_hosts_lock = threading.Lock()
 
 
@@ -120,6 +122,11 @@ def joined_name(address: str) -> str:
     return address.casefold().removesuffix(SUFFIX) if address.casefold().endswith(SUFFIX) else ""
 
 
+def is_joined(name: str) -> bool:
+    """Whether a machine has joined under a name."""
+    return name in (machine.name for machine in joined_machines())
+
+
 def save_joined(machine: JoinedMachine) -> None:
     """Remember a machine and its key.
 
@@ -167,8 +174,18 @@ def _is_machine(document: dict[str, Any]) -> bool:
 
 
 def door_socket() -> Path:
-    """Return the Unix socket of this user's door."""
-    return user_folder("config") / "joining" / "door.sock"
+    """Return the Unix socket of this user's door: beside its keys, or where that path is too long below ``/tmp``.
+
+    Raises:
+        OSError: the folder there belongs to somebody else.
+    """
+    path = user_folder("config") / "joining" / "door.sock"
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    folder = Path("/tmp", f"muster-{os.getuid()}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}")
+    if private_folder(folder).lstat().st_uid != os.getuid():  # root can change the mode of other users' folders, too
+        raise PermissionError(f"{folder} belongs to another user: remove it")
+    return folder / path.name
 
 
 def ask_door(request: dict[str, Any], start: bool = True) -> socket.socket:

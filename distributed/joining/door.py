@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from distributed.hosts.joined import (
@@ -38,15 +39,18 @@ from distributed.hosts.joined import (
     read_document,
     write_known_hosts,
 )
-from distributed.joining.codes import CodeDesk, new_code
-from distributed.joining.frames import Streams, first_line, json_line
-from distributed.joining.introductions import own_addresses
-from distributed.joining.keys import JoiningKey, door_message, is_signed, leave_message, line_message
-from distributed.joining.pairing import BadPeer, Pairing
+from distributed.joining.handshakes import PendingHandshakes
+from distributed.joining.nearby import SlotAnnouncement
+from distributed.joining.pairing.codes import CodeDesk, new_code
+from distributed.joining.pairing.exchange import BadPeer, Pairing
+from distributed.joining.pairing.frames import Streams, first_line, json_line
+from distributed.joining.pairing.introductions import own_addresses
+from distributed.joining.pairing.keys import JoiningKey, door_message, is_signed, leave_message, line_message
 from distributed.joining.sharing import Share, admit
 from profiles.errors import BadInput
 from profiles.quantities import span_text
-from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
+from training.exchange.links.dialling import keep_alive
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
 JOIN = "muster machines join"
 """What a person starts on a machine that has joined."""
@@ -107,10 +111,11 @@ class Door:
         """By the slot of their code."""
         self.port = 0
         self._lines: dict[str, HelperLine] = {}
-        self._lost: dict[str, float] = {}
+        self._awaited: dict[str, float] = {}
+        """When a machine has joined or lost its line: it dials soon."""
         self._calls: dict[str, asyncio.Future[socket.socket]] = {}
         self._changed = asyncio.Condition()
-        self._strangers = UnauthenticatedConnections()
+        self._handshakes = PendingHandshakes()
         self._began = self._busy = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,11 +150,10 @@ class Door:
 
     async def _receive(self, stream: socket.socket, host: str) -> None:
         """Serve a connection of a stranger, who has ten seconds to show who it is."""
-        if not self._strangers.enter(host):
-            stream.close()
-            return
+        self._handshakes.enter(stream, host)
         session = None
         try:
+            keep_alive(stream)
             session = await asyncio.wait_for(self._authenticate(stream, host), HANDSHAKE_SECONDS)
         except _LOST:
             stream.close()
@@ -157,7 +161,7 @@ class Door:
             stream.close()
             raise
         finally:
-            self._strangers.leave(host)
+            self._handshakes.leave(stream)
         if session is not None:
             with contextlib.suppress(*_LOST):
                 await session
@@ -211,7 +215,7 @@ class Door:
             line.close()
             if self._lines.get(name) is line:
                 del self._lines[name]
-                self._lost[name] = time.monotonic()
+                self._awaited[name] = time.monotonic()
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -265,8 +269,8 @@ class Door:
             socket.send_fds(caller, [json_line({"ok": True})], [session.fileno()])
 
     async def _line_of(self, name: str, seconds: float) -> HelperLine | None:
-        """Return a machine's line; waited for where it, or this door, was there a moment ago."""
-        since = max(self._began, self._lost.get(name, 0.0))
+        """Return a machine's line; waited for where it has just joined, or it or this door was there a moment ago."""
+        since = max(self._began, self._awaited.get(name, 0.0))
         end = min(since + REDIAL, time.monotonic() + seconds)
         async with self._changed:
             while name not in self._lines and (left := end - time.monotonic()) > 0:
@@ -287,11 +291,17 @@ class Door:
                 return await self._answer(stream, {"problem": error.message, "hint": error.hint})
         share = Share(issued, await asyncio.open_unix_connection(sock=stream, limit=_LINE_LIMIT))
         self.shares[issued.code.slot] = share
+        announcement = SlotAnnouncement(issued.code.slot, self.port)
         try:
             await share.run({"code": str(issued.code), "port": self.port, "addresses": addresses})
         finally:
+            announcement.close()
             self.desk.close(issued, "it was withdrawn")
             del self.shares[issued.code.slot]
+
+    def expect(self, name: str) -> None:
+        """Let calls of a machine that has just joined wait until it dials."""
+        self._awaited[name] = time.monotonic()
 
     def tell_closed(self) -> None:
         """Tell the sharers of codes that were closed."""
@@ -318,6 +328,15 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=64)
 
 
+def _listen_for_user() -> tuple[Path, socket.socket]:
+    path = door_socket()
+    path.unlink(missing_ok=True)
+    user = socket.socket(socket.AF_UNIX)
+    user.bind(str(path))
+    user.listen(64)
+    return path, user
+
+
 def main() -> int:
     os.umask(0o077)
     lock = os.open(joining_folder() / "door.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -333,11 +352,11 @@ def main() -> int:
     except (OSError, OverflowError, TypeError) as error:
         print(f"cannot listen on TCP port {port}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 2
-    path = door_socket()
-    path.unlink(missing_ok=True)
-    user = socket.socket(socket.AF_UNIX)
-    user.bind(str(path))
-    user.listen(64)
+    try:
+        path, user = _listen_for_user()
+    except OSError as error:
+        print(f"cannot listen on a Unix socket: {error}", file=sys.stderr)
+        return 2
     for listener in (network, user):
         listener.setblocking(False)
     asyncio.run(_run(network, user))

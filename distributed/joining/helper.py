@@ -1,140 +1,35 @@
-"""The side that joins: pairs with a code, then holds a line to the pool's door and answers its calls."""
+"""The side that has joined: holds a line to the pool's door and answers its calls."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from distributed.hosts.file import split_address
-from distributed.hosts.joined import DEFAULT_PORT, identity_of, parse_line
-from distributed.joining.codes import Code
+from distributed.hosts.joined import identity_of, parse_line
+from distributed.joining.dialling import CONNECT_SECONDS, dial_door
 from distributed.joining.door import BEAT, SILENCE
-from distributed.joining.frames import frame, json_line
-from distributed.joining.introductions import address_text
-from distributed.joining.keys import JoiningKey, door_message, is_signed, leave_message, line_message
-from distributed.joining.pairing import LONGEST_FRAME, MESSAGE_BYTES, BadPeer, Introduction, Pairing
-from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, is_forgotten, joined_pools, save_pool
-from distributed.joining.sharing import DECISION
-from distributed.joining.ssh_server import Ports, SshServer, end_programs
-from profiles.errors import BadInput, MachinesNotReady
+from distributed.joining.guard import ProgramGuard, end_programs, mark_of
+from distributed.joining.pairing.exchange import BadPeer
+from distributed.joining.pairing.frames import json_line
+from distributed.joining.pairing.keys import JoiningKey, door_message, is_signed, leave_message, line_message
+from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, is_forgotten, joined_pools
+from distributed.joining.ssh_server import Ports, SshServer
 
-CONNECT_SECONDS = 10.0
 MOST_SESSIONS = 32
 """Connections that one pool may have at a time."""
 _LONGEST_PAUSE = 15.0
 """Seconds between two attempts to reach a door; below the time that a call waits for a machine."""
 _LONGEST_LINE = 4096
-_UNACKNOWLEDGED = 20.0
-"""Seconds of unacknowledged data after which a connection is closed, as for connections that we dial over SSH."""
 _LOOK = 0.5
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 Tell = Callable[[str], None]
-
-
-def split_door(text: str) -> tuple[str, int]:
-    """Return host and port of ``host[:port]``."""
-    address = split_address(text)
-    return str(address["name"]), int(address["port"] or DEFAULT_PORT)
-
-
-def dial_door(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """Return a connection to a door.
-
-    Raises:
-        OSError: it cannot be reached.
-    """
-    try:
-        stream = socket.create_connection(split_door(address), timeout=seconds)
-    except UnicodeError as error:
-        raise OSError(errno.EINVAL, "that is no host name") from error
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sys.platform == "linux":
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
-    return stream
-
-
-def pair(code: Code, address: str, introduction: Introduction, decide: Callable[[Introduction], bool]) -> JoinedPool:
-    """Join the computer that shares a code, and remember it once both people have agreed.
-
-    Args:
-        address: ``host[:port]`` of its door.
-        introduction: what it is told of this one.
-        decide: asks the person here.
-
-    Raises:
-        BadInput: the code is wrong, or closed.
-        MachinesNotReady: no door is there, or somebody has not agreed.
-    """
-    host, port = split_door(address)
-    door = address_text(host, port)
-    try:
-        with dial_door(address) as stream:
-            pairing = Pairing(code, is_helper=True)
-            stream.sendall(f"muster 1 pair {code.slot}\n".encode() + pairing.message)
-            pairing.finish(_exactly(stream, MESSAGE_BYTES))
-            stream.sendall(frame(pairing.seal(introduction.model_dump())))
-            pool = pairing.open_introduction(_frame(stream))
-            is_willing = decide(pool)
-            stream.sendall(frame(pairing.seal({"yes": is_willing})))
-            if not is_willing:
-                raise MachinesNotReady("not joined: you did not agree", "")
-            stream.settimeout(DECISION)
-            answer = pairing.open(_frame(stream))
-    except _Refused:
-        hint = "read it once more; a code is good once, for ten minutes, and share makes another one there"
-        raise BadInput("this is not an open code of that computer", hint, machine=door) from None
-    except (BadPeer, EOFError):
-        hint = "does the address lead to the computer that shares the code?"
-        raise MachinesNotReady("the connection ended before this computer had joined", hint, machine=door) from None
-    except OSError as error:
-        raise _unreachable(door, error) from None
-    if answer.get("admitted") is not True:
-        raise MachinesNotReady(f"{pool.name} has not admitted this computer", "ask the person there", machine=door)
-    addresses = tuple(dict.fromkeys((door, *pool.addresses)))
-    joined = JoinedPool(pool.name, pool.key, addresses, str(answer.get("as", ""))[:64])
-    save_pool(joined)
-    return joined
-
-
-def _unreachable(door: str, error: OSError) -> MachinesNotReady:
-    reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    hint = "is that its address, and does its firewall let this port in? The computer that shares shows the address"
-    return MachinesNotReady(f"cannot reach a door there: {reason}", hint, machine=door)
-
-
-class _Refused(Exception):
-    """The door does not take the code."""
-
-
-def _exactly(stream: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = stream.recv(size - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return data
-
-
-def _frame(stream: socket.socket) -> bytes:
-    length = int.from_bytes(_exactly(stream, 2), "big")
-    if length == 0:
-        raise _Refused
-    if length > LONGEST_FRAME:
-        raise BadPeer
-    return _exactly(stream, length)
-
-
-# ------------------------------------------------------------------------------------------------------------- the line
 
 
 class Dismissed(Exception):
@@ -221,10 +116,11 @@ class PoolConnection:
 
     Args:
         tell: called with a line for people on each change.
+        token: of the guard that ends the pool's programs once this process is gone.
     """
 
-    def __init__(self, pool: JoinedPool, identity: JoiningKey, tell: Tell) -> None:
-        self.pool = pool
+    def __init__(self, pool: JoinedPool, identity: JoiningKey, tell: Tell, token: str = "") -> None:
+        self.pool, self._mark = pool, mark_of(pool.identity, token)
         self._identity, self._tell = identity, tell
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -298,7 +194,7 @@ class PoolConnection:
         with contextlib.suppress(OSError), dial_door(address) as stream:
             stream.sendall(f"muster 1 back {token}\n".encode())
             stream.settimeout(None)
-            server = SshServer(stream, self._identity.path, self.pool.key, self.pool.identity, self._ports)
+            server = SshServer(stream, self._identity.path, self.pool.key, self._mark, self._ports)
             with self._lock:
                 is_welcome = len(self._servers) < MOST_SESSIONS and not self._closed.is_set()
                 if is_welcome:
@@ -347,19 +243,20 @@ def serve_pools(stopped: Callable[[float], bool], tell: Tell) -> None:
     Raises:
         BadInput: this computer's key cannot be used.
     """
-    identity, connections = helper_identity(), dict[str, PoolConnection]()
+    identity, connections, guard = helper_identity(), dict[str, PoolConnection](), ProgramGuard()
     try:
         while not stopped(_LOOK):
             pools = {pool.identity: pool for pool in joined_pools()}
             for gone in [known for known, connection in connections.items() if is_forgotten(connection.pool)]:
                 connections.pop(gone).close(leaves=True)
             for new in pools.keys() - connections.keys():
-                connections[new] = PoolConnection(pools[new], identity, tell)
+                connections[new] = PoolConnection(pools[new], identity, tell, guard.token)
             if not connections:
                 return tell("this computer has left all that it had joined")
     finally:
         for connection in connections.values():
             connection.close()
+        guard.close()
 
 
 def leave(pool: JoinedPool) -> bool:

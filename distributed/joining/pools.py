@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from distributed.hosts.joined import identity_of, joining_folder, read_document
-from distributed.joining.keys import JoiningKey
+from distributed.joining.pairing.keys import JoiningKey
 from profiles.installation import user_folder
 from training.records.run_files import explain_errors, private_folder, write_atomically
 

@@ -9,15 +9,14 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from distributed.hosts.joined import JoinedMachine, joined_machines, parse_line, save_joined
-from distributed.joining.codes import CodeDesk, OpenCode, new_code
-from distributed.joining.frames import REFUSED, Streams, frame, json_line, read_frame
-from distributed.joining.introductions import introduce
-from distributed.joining.keys import JoiningKey
-from distributed.joining.pairing import LONGEST_FRAME, MESSAGE_BYTES, BadPeer, Introduction, Pairing
-
-DECISION = 180.0
-"""Seconds that two people have to look at each other's machines and agree."""
+from distributed.discovery.known_machines import config_names
+from distributed.hosts.joined import JoinedMachine, joined_machines, joined_name, parse_line, save_joined
+from distributed.joining.pairing.codes import CodeDesk, OpenCode, new_code
+from distributed.joining.pairing.exchange import DECISION, LONGEST_FRAME, MESSAGE_BYTES, BadPeer, Introduction, Pairing
+from distributed.joining.pairing.frames import REFUSED, Streams, frame, json_line, read_frame
+from distributed.joining.pairing.introductions import introduce
+from distributed.joining.pairing.keys import JoiningKey
+from distributed.ssh.config import USER_CONFIG
 
 _naming = threading.Lock()
 
@@ -65,7 +64,9 @@ class Share:
             self._finished.set_result(event)
 
     async def decide(self, introduction: Introduction, address: str) -> bool:
-        """Ask the person whether a machine may join; ``False`` where the command ends."""
+        """Ask the person whether a machine may join; ``False`` where the command ends. Earlier answers do not count."""
+        while not self._answers.empty():
+            self._answers.get_nowait()
         self.tell({"asks": introduction.model_dump(), "address": address})
         answer = asyncio.ensure_future(self._answers.get())
         await asyncio.wait((answer, self._finished), return_when=asyncio.FIRST_COMPLETED)
@@ -83,6 +84,9 @@ class PairingDoor(Protocol):
     shares: dict[int, Share]
     """By the slot of their code."""
     port: int
+
+    def expect(self, name: str) -> None:
+        """Let calls of a machine that has just joined wait until it dials."""
 
     def tell_closed(self) -> None:
         """Tell the sharers of codes that were closed."""
@@ -110,6 +114,7 @@ async def admit(door: PairingDoor, stream: socket.socket, host: str, slot: int) 
             if issued is not None and share is not None and door.desk.accept(issued):
                 share.is_pairing = True
                 return _agree(door, share, pairing, (reader, writer), introduction, host)
+            writer.write(REFUSED)  # another machine was quicker
         except BadPeer:
             writer.write(REFUSED)
         finally:
@@ -132,7 +137,7 @@ async def _agree(
     outcome: dict[str, Any] = {"closed": f"{introduction.name} has gone before it had joined"}
     try:
         introduced = await asyncio.to_thread(introduce, door.identity.public, door.port)  # takes seconds at worst
-        writer.write(frame(pairing.seal(introduced.model_dump())))
+        writer.write(frame(pairing.seal_introduction(introduced, door.identity)))
         theirs = asyncio.ensure_future(_has_agreed(pairing, reader))
         ours = asyncio.ensure_future(share.decide(introduction, host))
         try:
@@ -145,6 +150,7 @@ async def _agree(
             writer.write(frame(pairing.seal({"admitted": False})))
         else:
             machine = await asyncio.to_thread(_remember, introduction)
+            door.expect(machine.name)
             writer.write(frame(pairing.seal({"admitted": True, "as": machine.name})))
             outcome = {"joined": machine.name}
         await writer.drain()
@@ -175,7 +181,7 @@ async def _refusal(decisions: dict[asyncio.Future[bool], str]) -> str:
 
 
 def _remember(introduction: Introduction) -> JoinedMachine:
-    """Save a machine under its own name, or with a number if another one has that."""
+    """Save a machine under its own name, or with a number if another one, or a host of ~/.ssh/config, has that."""
     with _naming:
         return _remember_named(introduction)
 
@@ -183,7 +189,7 @@ def _remember(introduction: Introduction) -> JoinedMachine:
 def _remember_named(introduction: Introduction) -> JoinedMachine:
     machines = joined_machines()
     again = next((machine.name for machine in machines if machine.key == introduction.key), "")
-    names = {machine.name for machine in machines}
+    names = {*(machine.name for machine in machines), *map(joined_name, config_names(USER_CONFIG.expanduser()))}
     numbered = (f"{introduction.name[:36]}-{number}" for number in range(2, len(names) + 3))
     name = again or next(name for name in (introduction.name, *numbered) if name not in names)
     details = introduction.model_dump(include={"key", "user", "system", "devices", "memory"})

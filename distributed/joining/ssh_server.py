@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-import psutil
 
+from distributed.joining.guard import MARK
 from distributed.ssh.channel import ordered
 from distributed.ssh.forward import LOOPBACK
 
-MARK = "MUSTER_JOINED"
-"""Environment variable that names the pool whose programs they are."""
 LOGIN_SECONDS = 20.0
 _KEEPALIVE = 5
 _CHUNK = 64 * 1024
-_GRACE = 10.0
-"""Seconds that programs have to end by themselves when this computer leaves."""
 _OUTPUT_PATIENCE = 5.0
 """Seconds for the rest of a command's output after its end: what it left running may hold it open."""
 _PASSED = (
@@ -239,26 +235,3 @@ class SshServer:
         """End the connection; commands go on. Idempotent."""
         self._transport.close()
         self._session.end()
-
-
-def end_programs(pool: str, grace: float = _GRACE) -> None:
-    """End the programs that a pool has started here and that do not hide: asked first, killed after some seconds.
-
-    Args:
-        pool: the value of :data:`MARK` in their environment.
-    """
-    marked = [process for process in psutil.process_iter() if _is_marked(process, pool)]
-    for process in marked:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    psutil.wait_procs(marked, grace)
-    for process in psutil.process_iter():  # those included that were started meanwhile
-        if _is_marked(process, pool):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def _is_marked(process: psutil.Process, pool: str) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return bool(process.pid != os.getpid() and process.environ().get(MARK) == pool)
-    return False

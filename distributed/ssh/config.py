@@ -23,7 +23,7 @@ from pathlib import Path
 
 from distributed.hosts.approvals import approve, digest_of, has_changed, is_approved
 from distributed.hosts.file import split_address
-from distributed.hosts.joined import joined_name, known_hosts_file, pool_key
+from distributed.hosts.joined import is_joined, joined_name, known_hosts_file, pool_key
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.keys.host_keys import KnownHosts, in_home, known_name, read_lines, split_paths
 from profiles.errors import BadInput
@@ -152,7 +152,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
         raise BadInput(f"'{target.host}' is not a host name", "see docs/how-to/hosts.md", machine=target.name)
-    if name := joined_name(target.host):
+    if (name := joined_name(target.host)) and is_joined(name):
         return _joined_host(target, name)
     program = shutil.which("ssh")
     if target.from_hosts_file and not accepted(target.config_file):
@@ -161,6 +161,8 @@ def resolve(target: SshTarget) -> ResolvedHost:
         hint = f"it can run commands here: read it, then approve it at Access in the set-up, or with: {approve_it}"
         raise BadInput(problem, hint, machine=target.name)
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
+    if name and resolved.hostname.casefold() == target.host.casefold():  # ~/.ssh/config does not have it, either
+        return _joined_host(target, name)
     if target.found_at:  # dialled there; its key remains known under its name
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
     config = Path(target.config_file or USER_CONFIG).expanduser()
@@ -282,10 +284,8 @@ def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:
 def _agent_socket(value: str, path: Callable[[str], Path]) -> str:
     if value.lower() == "none":
         return ""
-    if value == "SSH_AUTH_SOCK":
-        return os.environ.get("SSH_AUTH_SOCK", "")
-    if value.startswith("$"):
-        return os.environ.get(value[1:].strip("{}"), "")
+    if value == "SSH_AUTH_SOCK" or value.startswith("$"):
+        return os.environ.get(value.removeprefix("$").strip("{}"), "")
     return str(path(value))
 
 

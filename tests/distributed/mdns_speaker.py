@@ -1,7 +1,9 @@
-"""Speaks multicast DNS inside a lab's host: ``mdns_speaker.py serve NAME ADDRESS`` or ``... flood COUNT ADDRESS``.
+"""Speaks multicast DNS inside a lab's host: ``mdns_speaker.py serve NAME ADDRESS``, ``... share SLOT ADDRESS`` or
+``... flood COUNT ADDRESS``.
 
-``serve`` announces what a Mac with Remote Login does, until its stdin ends, and then says good-bye. ``flood`` sends
-crafted announcements of COUNT names, some of them broken, and says how many.
+``serve`` announces what a Mac with Remote Login does, until its stdin ends, and then says good-bye; ``share`` what a
+computer that shares a code with this number does. ``flood`` sends crafted announcements of COUNT names, some of them
+broken, and says how many.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ from zeroconf import ServiceInfo, Zeroconf
 GROUP = ("224.0.0.251", 5353)
 
 
-def serve(name: str, address: str) -> None:
+SSH = ("_ssh._tcp.local.", "_sftp-ssh._tcp.local.")
+SHARE = ("_muster-join._tcp.local.",)
+
+
+def serve(name: str, address: str, services: tuple[str, ...] = SSH, port: int = 22, slot: str = "") -> None:
     zeroconf = Zeroconf(interfaces=[address])
-    for service in ("_ssh._tcp.local.", "_sftp-ssh._tcp.local."):
+    properties = {"slot": slot} if slot else {}
+    for service in services:
         info = ServiceInfo(
-            service, f"{name}.{service}", port=22, server=f"{name}.local.", parsed_addresses=[address]
+            service, f"{name}.{service}", port=port, server=f"{name}.local.", parsed_addresses=[address],
+            properties=properties,
         )  # fmt: skip
         zeroconf.register_service(info, cooperating_responders=True)
     print("ready", flush=True)
@@ -76,5 +84,7 @@ def flood(count: int, address: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2], sys.argv[3])
+    elif sys.argv[1] == "share":
+        serve("stranger", sys.argv[3], SHARE, 7799, sys.argv[2])
     else:
         flood(int(sys.argv[2]), sys.argv[3])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.joining.codes import LIFETIME, MOST_OPEN, TRIES, Code, CodeDesk, new_code, parse_code
-from distributed.joining.words import WORDS
+from distributed.joining.pairing.codes import LIFETIME, MOST_OPEN, TRIES, Code, CodeDesk, new_code, parse_code
+from distributed.joining.pairing.words import WORDS
 from profiles.errors import BadInput
 
 codes = st.builds(Code, st.integers(1, 999), st.tuples(*[st.sampled_from(WORDS)] * 3))

@@ -28,9 +28,9 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         (["share"], "no terminal is here"),
         (["join"], "has joined nothing yet"),
-        (["join", "17-acid-comet-lizard"], "does not begin with its number"),
-        (["join", "192.168.1.5"], "does not begin with its number"),
-        (["join", "17-xx@192.168.1.5"], "the code has 1 words"),
+        (["join", "--at", "192.168.1.5"], "does not begin with its number"),
+        (["join", "192.168.1.5"], "word 1 of the code is none"),
+        (["join", "17-xx"], "the code has 1 words"),
         (["leave"], "has joined nothing"),
         (["leave", "studio"], "nothing joined is called 'studio'"),
     ],
@@ -44,9 +44,9 @@ def test_wrong_use_is_one_line(
     assert problem in error and error.startswith("error: ") and hint.startswith("hint: ")
 
 
-def test_a_code_without_an_address_is_told_from_an_address(capsys: Capture) -> None:
-    assert main(["machines", "join", "17-aardvark-abandoned-abbreviate"]) == 3
-    assert "address of the computer to join is missing" in capsys.readouterr().err
+def test_an_address_in_place_of_a_code_is_told_where_it_stands(capsys: Capture) -> None:
+    assert main(["machines", "join", "17-aardvark-abandoned-abbreviate@192.168.1.5"]) == 2
+    assert "after --at" in capsys.readouterr().err
 
 
 def test_another_port_than_that_of_the_door_is_refused(capsys: Capture) -> None:

@@ -48,7 +48,7 @@ def joined(lab: Lab, host: LabHost, port: int) -> JoinedProcess:
         pipe = subprocess.PIPE
         return host.popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
 
-    process = JoinedProcess(spawn, shared.code, f"{lab.address}:{port}", "--name", host.name)
+    process = JoinedProcess(spawn, shared.code, "--at", f"{lab.address}:{port}", "--name", host.name)
     code, output = shared.finish()
     assert code == 0, output
     assert shared.code not in process_list()

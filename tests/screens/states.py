@@ -235,6 +235,8 @@ class Still:
     def __init__(self, state: WizardState) -> None:
         self.state = state
         self.done: list[Any] = []
+        self.offer: Any = None
+        """What :meth:`share` returns."""
 
     def do(self, action: Action) -> None:
         self.done.append(action)
@@ -244,6 +246,9 @@ class Still:
 
     def password_offer(self, row: Access) -> tuple[Access, ...]:
         return ()
+
+    def share(self) -> Any:
+        return self.offer
 
     def skip_measuring(self) -> None:
         self.done.append("skip measuring")

@@ -26,20 +26,20 @@ class UnauthenticatedConnections:
     def enter(self, host: str) -> bool:
         """Count one more connection of ``host``, a literal address; return whether it is within the limits."""
         with self._lock:
-            if self._hosts.total() >= MAX_CONNECTIONS or self._hosts[_network(host)] >= MAX_PER_HOST:
+            if self._hosts.total() >= MAX_CONNECTIONS or self._hosts[network_of(host)] >= MAX_PER_HOST:
                 return False
-            self._hosts[_network(host)] += 1
+            self._hosts[network_of(host)] += 1
             return True
 
     def leave(self, host: str) -> None:
         """Uncount a connection that has entered."""
         with self._lock:
-            self._hosts[_network(host)] -= 1
-            if not self._hosts[_network(host)]:
-                del self._hosts[_network(host)]
+            self._hosts[network_of(host)] -= 1
+            if not self._hosts[network_of(host)]:
+                del self._hosts[network_of(host)]
 
 
-def _network(host: str) -> str:
-    """Return the network of one host: an IPv4 address, or the 64 bits of IPv6 that a provider hands out."""
+def network_of(host: str) -> str:
+    """Return the network of one host: its IPv4 address, or the 64 bits of IPv6 that a provider hands out."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return host if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

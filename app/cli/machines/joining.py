@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,29 +20,22 @@ from distributed.hosts.joined import (
     NotConnected,
     ask_door,
     forget_joined,
-    identity_of,
-    is_door_open,
     joined_machines,
     joining_folder,
-    parse_line,
 )
-from distributed.joining.codes import parse_code
+from distributed.joining.dialling import Meeting
 from distributed.joining.helper import leave as leave_pool
-from distributed.joining.helper import pair, serve_pools
-from distributed.joining.introductions import address_text, introduce
-from distributed.joining.pairing import Introduction
+from distributed.joining.helper import serve_pools
+from distributed.joining.nearby import meet_nearby
+from distributed.joining.pairing.codes import Code, parse_code
+from distributed.joining.pairing.exchange import Introduction
+from distributed.joining.pairing.introductions import introduce
 from distributed.joining.pools import helper_identity, joined_pools
+from distributed.joining.share_client import TRUST, Applicant, Joined, OpenShare, WrongTry, described, door_addresses
 from distributed.ssh.connection import SshConnection, SshTarget
 from profiles.errors import BadInput, ExitCode, MachinesNotReady
-from profiles.quantities import memory_text
-from training.records.run_files import explain_errors, write_atomically
 
 _LONGEST_CODE = 200
-_TRUST_HERE = (
-    "It gets the code, the weights and its share of the data of what you train on it.",
-    "It can lie about its results, keep what it saw, and leave at any time.",
-    "It cannot read other files here, or run anything on this computer.",
-)
 _TRUST_THERE = (
     "It can run any program here with your rights, and read all your files, as somebody who logs in as you.",
     "Join only a computer of yours, or of somebody to whom you would give your password.",
@@ -66,68 +57,36 @@ def share(
     """Show a code with which one machine joins this computer; it needs no SSH server and accepts no connection."""
     if not yes and not somebody():
         raise BadInput("who joins must be confirmed, and no terminal is here", "add --yes to admit who knows the code")
-    with _door(port) as (door, lines):
-        opening = next(lines, {})
-        _refuse(opening)
-        _show_code(opening)
-        for event in lines:
-            if "wrong" in event:
-                left = event["tries_left"]
-                say(f"a wrong code came from {visible(event['wrong'])}; tries left: {left}")
-            elif "asks" in event:
-                admitted = yes or answered_yes(_question(Introduction.model_validate(event["asks"]), event["address"]))
-                door.sendall(json.dumps({"admit": admitted}).encode() + b"\n")
-            elif "joined" in event:
-                return _welcome(str(event["joined"]))
-            elif "closed" in event:
-                raise MachinesNotReady(f"no machine has joined: {visible(event['closed'])}", "share again")
-    raise MachinesNotReady("no machine has joined: the door of this computer has ended", "share again")
+    with contextlib.closing(OpenShare(port)) as offer:
+        _show_code(offer)
+        for event in offer.events():
+            if isinstance(event, WrongTry):
+                say(f"a wrong code came from {visible(event.address)}; tries left: {event.tries_left}")
+            elif isinstance(event, Applicant):
+                offer.answer(yes or answered_yes(_question(event.introduction, event.address)))
+            elif isinstance(event, Joined):
+                return _welcome(event.name)
+            else:
+                raise MachinesNotReady(f"no machine has joined: {visible(event.reason)}", "share again")
+    raise AssertionError("a share ends with an event")
 
 
-@contextlib.contextmanager
-def _door(port: int | None) -> Iterator[tuple[socket.socket, Iterator[dict[str, Any]]]]:
-    """Yield a connection to this computer's door that shares a code, and its events."""
-    if port is not None and not is_door_open():
-        settings = joining_folder() / "door.json"
-        with explain_errors(settings, "the configuration folder"):
-            write_atomically(settings, json.dumps({"port": port}).encode())
-    try:
-        door = ask_door({"share": True, "port": port})
-    except NotConnected as error:
-        raise MachinesNotReady(error.problem, error.hint) from None
-    with door, door.makefile("rb") as stream:
-        door.settimeout(None)
-        yield door, (parse_line(line) for line in iter(stream.readline, b""))
-
-
-def _refuse(opening: dict[str, Any]) -> None:
-    if "problem" in opening or "code" not in opening:
-        problem = visible(opening.get("problem", "the door of this computer has ended"))
-        raise MachinesNotReady(problem, visible(opening.get("hint", "share again")))
-
-
-def _show_code(opening: dict[str, Any]) -> None:
-    port = int(opening["port"])
-    hosts = [address_text(host, port) if port != DEFAULT_PORT else host for host in opening["addresses"]]
-    say(f"On the other machine: muster machines join {hosts[0] if hosts else 'ADDRESS'}")
-    if hosts[1:]:
-        say(f"(other addresses of this computer: {', '.join(hosts[1:])})")
-    say("It asks for this code, which is good once, for ten minutes. Tell it only to whom you want to join:")
-    show_line(str(opening["code"]))
+def _show_code(offer: OpenShare) -> None:
+    say(f"On the other machine: muster machines join {offer.code}")
+    say(f"If it does not find this computer, add its address: --at {' or '.join(door_addresses(offer)) or 'ADDRESS'}")
+    say("The code is good once, for ten minutes. Tell it only to whom you want to join:")
+    show_line(offer.code)
 
 
 def _question(introduction: Introduction, address: str) -> str:
-    say(f"{_described(introduction)} at {visible(address)} wants to join this computer.")
-    for line in _TRUST_HERE:
+    say(f"{_shown(introduction)} at {visible(address)} wants to join this computer.")
+    for line in TRUST:
         say(f"  {line}")
     return f"Admit {introduction.name}?"
 
 
-def _described(introduction: Introduction) -> str:
-    memory = memory_text(float(introduction.memory)) if introduction.memory else ""
-    details = ", ".join(filter(None, (introduction.system, introduction.devices, memory)))
-    user = f"{introduction.user} on " if introduction.user else ""
-    return visible(f"{user}{introduction.name} ({details or 'no details'}; key {identity_of(introduction.key)[:8]})")
+def _shown(introduction: Introduction) -> str:
+    return visible(described(introduction))
 
 
 def _welcome(name: str) -> ExitCode:
@@ -145,12 +104,18 @@ def _welcome(name: str) -> ExitCode:
 
 
 def join(
-    address: Annotated[
-        str,
+    code: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="ADDRESS",
-            help="Address of the computer that shares a code, as share shows it; the code is asked for, or read from "
-            "stdin. Empty: go on with what was joined.",
+            metavar="CODE",
+            help="Code that share shows on the other computer; empty: go on with what was joined, or else, and with "
+            "--at, ask for it or read it from stdin.",
+        ),
+    ] = None,
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address of that computer, which share shows; empty: it is on this network."
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="Name of this computer there; default: its host name.")] = "",
@@ -158,12 +123,15 @@ def join(
 ) -> ExitCode:
     """Join a computer that shares a code, and be driven by it until Ctrl-C; alone, by those joined before.
 
-    CODE@ADDRESS is taken, too; other users of this computer may see it then.
+    Other users of this computer may see a code on the command line while it is open, but not one that is asked for.
     """
-    if address:
-        _pair(address, name, yes)
+    typed = " ".join(code or ())
+    if typed or at:
+        _pair(typed, at, name, yes)
     elif not joined_pools():
-        raise BadInput("this computer has joined nothing yet", "type the address that share shows on the other one")
+        if not somebody():
+            raise BadInput("this computer has joined nothing yet", "type the code that share shows on the other one")
+        _pair("", "", name, yes)
     with until_signal() as stop, _only_one() as is_only:
         if not is_only:
             say("a join that runs on this computer already takes it up")
@@ -173,26 +141,42 @@ def join(
     return stop.code
 
 
-def _pair(text: str, name: str, yes: bool) -> None:
-    words, _, address = text.rpartition("@")
-    with contextlib.suppress(BadInput):
-        if not words and parse_code(address):
-            hint = "type the address that share shows; it asks for the code then"
-            raise MachinesNotReady("the address of the computer to join is missing", hint)
-    code = parse_code(words or _asked_code(address))
-    introduction = introduce(helper_identity().public, name=name)
-    pool = pair(code, address, introduction, lambda pool: _agreed(pool, address, yes))
+def _pair(typed: str, address: str, name: str, yes: bool) -> None:
+    identity = helper_identity()
+    code = _parsed(typed or _asked_code(address))
+    introduction = introduce(identity.public, name=name)
+    if address:
+        meeting = Meeting(code, address, identity, introduction)
+    else:
+        say("looking for the computer that shares it on this network")
+        meeting = meet_nearby(code, identity, introduction)
+    with contextlib.closing(meeting):
+        pool = meeting.agree(lambda pool: _agreed(pool, meeting.door, yes))
     say(f"joined {visible(pool.name)}; this computer is {visible(pool.known_as)} there")
 
 
+def _parsed(typed: str) -> Code:
+    """Return the code that was typed.
+
+    Raises:
+        BadInput: it is none.
+    """
+    try:
+        return parse_code(typed)
+    except BadInput as error:
+        if set(typed) & set(".:@"):
+            raise BadInput(error.message, "an address stands after --at, the code before it") from None
+        raise
+
+
 def _asked_code(address: str) -> str:
-    say(f"Code that {visible(address)} shows: ")
+    say(f"Code that {visible(address) if address else 'the other computer'} shows: ")
     with ctrl_c_heard():
         return sys.stdin.readline(_LONGEST_CODE)
 
 
 def _agreed(pool: Introduction, address: str, yes: bool) -> bool:
-    say(f"The code is right. {_described(pool)} at {visible(address)} wants to train on this computer.")
+    say(f"The code is right. {_shown(pool)} at {visible(address)} wants to train on this computer.")
     for line in _TRUST_THERE:
         say(f"  {line}")
     is_willing = yes or confirmed(f"Join {pool.name}?", "joining gives another computer your rights")

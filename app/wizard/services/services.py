@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from app.wizard.services.discovery_watch import DiscoveryWatch
     from distributed.checks.findings import Finding, Health
     from distributed.hosts import file as hosts_file
+    from distributed.joining.share_client import SharedOffer
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
     from distributed.preparation import custom_code, prepare, wheels
@@ -133,6 +134,16 @@ class Services:
         return tuple(
             machines.row_of(machine, self.outside.this_computer(), hosts.ssh_config) for machine in hosts.machines
         )
+
+    def share(self) -> SharedOffer:
+        """Open a code with which a machine joins.
+
+        Raises:
+            MachinesNotReady: the door does not start, or takes no more codes.
+        """
+        from distributed.joining.share_client import OpenShare  # loads SSH
+
+        return OpenShare()
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 

@@ -9,7 +9,7 @@ import socket
 
 from distributed.discovery.announce import describe_this_machine
 from distributed.discovery.network_interfaces import PathKind, list_interfaces
-from distributed.joining.pairing import Introduction
+from distributed.joining.pairing.exchange import Introduction
 
 _LONGEST_LABEL = 40
 _MOST_ADDRESSES = 16

@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Any
 
-from distributed.joining.pairing import LONGEST_FRAME, BadPeer
+from distributed.joining.pairing.exchange import LONGEST_FRAME, BadPeer
 
 LONGEST_LINE = 200
 """Bytes of the first line of a connection."""

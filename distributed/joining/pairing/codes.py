@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from distributed.joining.words import WORDS
+from distributed.joining.pairing.words import WORDS
 from profiles.errors import BadInput
 
 LIFETIME = 600.0

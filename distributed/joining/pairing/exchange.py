@@ -2,8 +2,9 @@
 
 SPAKE2 (Abdalla and Pointcheval 2005; the library is python-spake2, as in magic-wormhole) turns the code into a strong
 key: who does not know the code learns nothing by listening, and by taking part can check one guess. From the key two
-ChaCha20-Poly1305 keys follow, one a direction; each side then sends a sealed introduction. One that cannot be opened
-means that the code was wrong.
+ChaCha20-Poly1305 keys follow, one a direction, and an identifier of this exchange. Each side then sends a sealed
+introduction: one that cannot be opened means that the code was wrong. It carries a signature of the identifier by the
+key that it names, so nobody introduces itself with a key of others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from distributed.joining.codes import Code
+from distributed.joining.pairing.codes import Code
+from distributed.joining.pairing.keys import JoiningKey, is_signed
 from profiles.errors import BadInput
 from profiles.installation import package_line
 
@@ -28,6 +30,8 @@ LONGEST_FRAME = 8192
 MESSAGE_BYTES = 33
 """Bytes of a message of SPAKE2 on Ed25519: the side, and a point."""
 _HELPER, _POOL = b"muster helper 1", b"muster pool 1"
+DECISION = 180.0
+"""Seconds that two people have to look at each other's machines and agree."""
 _LINE = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]*$"
 _Text = Annotated[str, StringConstraints(pattern=_LINE, max_length=120)]
 _Key = Annotated[str, StringConstraints(pattern=r"^AAAAC3NzaC1lZDI1NTE5AAAAI[A-P][A-Za-z0-9+/]{42}$")]
@@ -89,6 +93,8 @@ class Pairing:
         self.message: bytes = self._exchange.start()
         self._sending = self._receiving = ChaCha20Poly1305(bytes(32))
         self._sent = self._received = 0
+        self._identifier = b""
+        """Of this exchange: only the two sides know it."""
 
     def finish(self, message: bytes) -> None:
         """Take the other side's message.
@@ -103,9 +109,10 @@ class Pairing:
         except (SPAKEError, ValueError, AssertionError, IndexError) as error:
             raise WrongCode from error
         both = (self.message, message) if self._is_helper else (message, self.message)
-        keys = HKDF(SHA256(), 64, salt=None, info=b"muster pairing 1" + b"".join(both)).derive(secret)
-        ciphers = ChaCha20Poly1305(keys[:32]), ChaCha20Poly1305(keys[32:])
+        keys = HKDF(SHA256(), 96, salt=None, info=b"muster pairing 1" + b"".join(both)).derive(secret)
+        ciphers = ChaCha20Poly1305(keys[:32]), ChaCha20Poly1305(keys[32:64])
         self._sending, self._receiving = ciphers if self._is_helper else ciphers[::-1]
+        self._identifier = keys[64:]
 
     def seal(self, document: dict[str, Any]) -> bytes:
         """Return a document encrypted for the other side."""
@@ -125,14 +132,30 @@ class Pairing:
                 return document
         raise WrongCode
 
+    def seal_introduction(self, introduction: Introduction, identity: JoiningKey) -> bytes:
+        """Return an introduction encrypted for the other side, with the proof that its key is held here.
+
+        Args:
+            identity: the key that it names.
+        """
+        proof = identity.sign(self._signed_by(self._is_helper))
+        return self.seal({**introduction.model_dump(), "proof": proof})
+
     def open_introduction(self, frame: bytes) -> Introduction:
         """Return the other side's introduction.
 
         Raises:
-            WrongCode: it was not sealed with this key.
+            WrongCode: it was not sealed with this key, or names a key that the other side does not hold.
         """
         document = self.open(frame)
         try:
-            return Introduction.model_validate(document)
+            introduction = Introduction.model_validate(document)
         except ValidationError as error:
             raise WrongCode from error
+        if not is_signed(introduction.key, self._signed_by(not self._is_helper), document.get("proof")):
+            raise WrongCode
+        return introduction
+
+    def _signed_by(self, is_helper: bool) -> bytes:
+        """Return what a side signs: good for this exchange and this side alone."""
+        return b"muster pair 1 " + (b"helper " if is_helper else b"pool ") + self._identifier.hex().encode()

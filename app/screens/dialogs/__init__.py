@@ -1,0 +1,1 @@
+"""Dialogs of one screen of the set-up."""
