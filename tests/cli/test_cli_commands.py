@@ -118,15 +118,16 @@ def test_the_list_of_runs_has_a_line_a_run(
     assert run.rstrip().endswith("WER test 3.0 %, WER validation 9.0 %" if named else "WER test 3.0 %")
 
 
-def test_a_narrow_list_has_the_end_of_each_folder(
-    run_id: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("columns", "has_folder"), [("80", False), ("120", True)])
+def test_a_narrow_list_has_room_for_results_instead_of_folders(
+    columns: str, has_folder: bool, run_id: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = summarise(find_run(Path("output"), run_id))
     far = replace(run, path=Path("/home/me/toy/output") / run_id)
     monkeypatch.setattr(listing, "list_all_runs", lambda output: [run, far])
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", columns)
     main(["runs", "list"])
-    assert "  toy/output  " in capsys.readouterr().out
+    assert ("toy/output" in capsys.readouterr().out) == has_folder
 
 
 def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:

@@ -56,6 +56,8 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
 """Columns of the list of runs, with their side."""
 _CUT = ("profile", "in", "result")
 """Columns that are cut where a terminal is too narrow for them."""
+_LEAST_RESULT = 16
+"""Columns for the result: ``WER test 12.3 %``."""
 _WIDE = 100
 """Columns of a terminal from which on all are shown."""
 
@@ -188,16 +190,15 @@ def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) ->
     hidden = {
         *(() if with_size else ["size"]),
         *(() if elsewhere else ["in"]),
-        *(["started", "workers"] if narrow else ()),
+        *(["started", "workers", "in"] if narrow else ()),
     }
     cut: Literal["ellipsis", "crop"] = "ellipsis" if (sys.stdout.encoding or "").lower().startswith("utf") else "crop"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in (names := [name for name in _COLUMNS if name not in hidden]):
-        table.add_column(name, no_wrap=name not in _CUT, justify=_COLUMNS[name])
+        least = _LEAST_RESULT if name == "result" else None
+        table.add_column(name, no_wrap=name not in _CUT, justify=_COLUMNS[name], min_width=least)
     for run in runs:
         cells = _cells(run, 1 if narrow else None)
-        if narrow:
-            cells["in"] = os.path.join(*Path(cells["in"]).parts[-2:])
         cells |= {"size": bytes_text(size_of(run.path))} if with_size else {}
         table.add_row(*[Text(visible(cells[name]), no_wrap=True, overflow=cut) for name in names])
     return table
