@@ -261,8 +261,8 @@ def is_of_tour(profile: str) -> bool:
 
 
 def profile_text(name: str) -> str:
-    """Return the name of a run's profile; runs of the tour are marked as recorded."""
-    return f"{name.removesuffix('-recorded')} (recorded)" if is_of_tour(name) else name
+    """Return the name of a run's profile; runs of the tour are marked first, so that no narrow column cuts that."""
+    return f"tour: {name.removesuffix('-recorded')}" if is_of_tour(name) else name
 
 
 def purpose_of(command: str) -> str:
