@@ -323,7 +323,7 @@ def _problem(name: str, value: str) -> str:
 
 
 def _about_option(spec: OptionSpec) -> list[str]:
-    return [text for text in (spec.help, spec.unit, spec.limits) if text]
+    return [text for text in (spec.help, spec.unit, spec.limits, f"--{spec.name.replace('_', '-')}") if text]
 
 
 def _unusual(row: JobOption) -> str:
@@ -342,4 +342,4 @@ def _option(row: JobOption, narrow: bool, remark: str = "") -> TableRow:
     if unusual := _unusual(row):
         about = StatusMark.WARNING.show(f"{remark}: {unusual}" if remark else unusual)
     value = Content.assemble(literal(row.spec.shown(row.value) or "-", style), (changed, "$text-primary"))
-    return TableRow(f"option:{row.name}", (literal(row.name), value, about))
+    return TableRow(f"option:{row.name}", (literal(row.name.replace("_", " ")), value, about))

@@ -24,7 +24,7 @@ FIRST_COLUMN = {
     Step.ACCESS: ("attic", "studio", "tower"),
     Step.CHECKS: ("desk", "studio", "torch"),
     Step.LINKS: ("desk > studio", "studio > air"),
-    Step.JOB: ("batch_size", "learning_rate"),
+    Step.JOB: ("batch size", "learning rate"),
     Step.STRATEGY: ("Fast 2 machines recommended", "Exact 2 machines", "One machine desk"),
     Step.PLAN: ("desk", "studio"),
     Step.LAUNCH: ("desk", "studio"),

@@ -111,7 +111,9 @@ def make_forecast(
         BadInput: the data cannot be used.
     """
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
-    machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
+    hosts = hosts_of(request.machines)
+    tell(f"asking {', '.join(machine.name for machine in hosts.machines)} how much memory is free")
+    machines = outside.prepare(hosts, profile.model.task, prepare_options)
     profile = fit_or_divide(profile, memory_budgets(profile, machines), tell)
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
