@@ -193,7 +193,7 @@ def test_what_no_import_finds_is_refused(tmp_path: Path, job: ModuleType) -> Non
 
 
 def closure() -> Any:
-    def inside() -> None: ...
+    def inside(output: Any, target: Any) -> None: ...
 
     return inside
 
