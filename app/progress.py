@@ -212,7 +212,8 @@ class PlainProgress(ProgressDisplay):
         self._clock = clock
         self._start = clock()
         self._due: dict[str, float] = {}
-        self._window = (0.0, 0)
+        self._windows: dict[str, tuple[float, int]] = {}
+        """By kind of event, when the present window began and how many lines it has."""
         self._dropped, self._newest_dropped = 0, ""
 
     def __enter__(self) -> ProgressDisplay:
@@ -242,10 +243,13 @@ class PlainProgress(ProgressDisplay):
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():
                 if event.step != before.snapshot_step:
-                    self._bounded(snapshot_sentence(event.step))
+                    self._bounded(event.kind, snapshot_sentence(event.step))
             case _:
-                if text := change_line(before, self.state, event):  # lines about the run itself are never dropped
-                    (self._line if isinstance(event, RunEvent) else self._bounded)(text)
+                text = change_line(before, self.state, event)
+                if text and isinstance(event, RunEvent):  # never dropped
+                    self._line(text)
+                elif text:
+                    self._bounded(event.kind, text)
 
     def _is_due(self, kind: str, once: bool = False) -> bool:
         now = self._clock()
@@ -254,13 +258,14 @@ class PlainProgress(ProgressDisplay):
         self._due[kind] = float("inf") if once else now + PLAIN_INTERVAL
         return True
 
-    def _bounded(self, text: str) -> None:
+    def _bounded(self, kind: str, text: str) -> None:
+        """Write a line, unless there are many of its kind: a flood of warnings hides no loss."""
         now = self._seconds
-        start, count = self._window
+        start, count = self._windows.get(kind, (0.0, 0))
         if now - start >= PLAIN_INTERVAL:
             self._tell_dropped()
             start, count = now, 0
-        self._window = (start, count + 1)
+        self._windows[kind] = (start, count + 1)
         if count < PLAIN_BURST:
             self._line(text)
         else:

@@ -113,6 +113,12 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert told[1].endswith("warning: later")
 
 
+def test_a_flood_of_warnings_hides_no_loss(plain: Plain) -> None:
+    plain.feed(*[WarningEvent(message=str(n)) for n in range(500)])
+    (line,) = plain.feed(MemberEvent(member=0, status="lost", name="pc", message="silent for 5 s"))
+    assert "pc lost" in line
+
+
 def test_what_is_past_is_bounded_by_the_times_of_its_events() -> None:
     lines: list[str] = []
     display = PlainProgress("title", RunState(), lines.append, lambda: 0.0, begun=100.0)
