@@ -138,7 +138,8 @@ class StrategyScreen(StepScreen):
         if chosen is not None:
             interval = self.state.answers.interval or chosen.interval  # the answer may not be predicted yet
             steps = interval * 2 if factor > 0 else max(1, interval // 2)
-            self.do(actions.set_interval(steps))
+            passed = min(interval, steps) < chosen.best_interval < max(interval, steps)  # halves are rounded
+            self.do(actions.set_interval(chosen.best_interval if passed else steps))
 
     def action_preference(self) -> None:
         preferences, current = actions.PREFERENCES, self.state.answers.preference

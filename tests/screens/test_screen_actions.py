@@ -91,6 +91,19 @@ def test_keys_send_actions(step: Step) -> None:
         run(WizardApp(steering, clock=fixed_clock), lambda pilot, s=steering, k=keys, w=wanted: drive(pilot, s, k, w))
 
 
+@pytest.mark.parametrize(("interval", "key"), [(6, "right_square_bracket"), (15, "left_square_bracket")])
+def test_the_recommended_interval_is_not_passed(interval: int, key: str) -> None:
+    steering = at(Step.STRATEGY)
+    steering.state = steering.state.answering(interval=interval)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press(key)
+        await pilot.pause()
+        assert steering.done[-1] == do.set_interval(10)
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
 def test_a_whole_network_is_asked_for_ssh_only_after_a_yes() -> None:
     steering = at(Step.MACHINES)
 
