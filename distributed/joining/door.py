@@ -39,6 +39,7 @@ from distributed.hosts.joined import (
     read_document,
     write_known_hosts,
 )
+from distributed.joining.dialling import end_when_cut
 from distributed.joining.handshakes import PendingHandshakes
 from distributed.joining.nearby import SlotAnnouncement
 from distributed.joining.pairing.codes import CodeDesk, new_code
@@ -49,7 +50,6 @@ from distributed.joining.pairing.keys import JoiningKey, door_message, is_signed
 from distributed.joining.sharing import Share, admit
 from profiles.errors import BadInput
 from profiles.quantities import span_text
-from training.exchange.links.dialling import keep_alive
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
 JOIN = "muster machines join"
@@ -153,7 +153,7 @@ class Door:
         self._handshakes.enter(stream, host)
         session = None
         try:
-            keep_alive(stream)
+            end_when_cut(stream)
             session = await asyncio.wait_for(self._authenticate(stream, host), HANDSHAKE_SECONDS)
         except _LOST:
             stream.close()
