@@ -102,7 +102,7 @@ def test_two_lines_on_each_machine_train_a_model(make_lab: MakeLab, tmp_path: Pa
     finally:
         for path in filter(is_live, output.glob("*")):
             leave_request(path, "kill")
-            until(lambda path=path: not is_live(path))  # type: ignore[misc]
+        until(lambda: not any(map(is_live, output.glob("*"))))
         for process in (pool, *joined):
             process.kill()
             with contextlib.suppress(ValueError):

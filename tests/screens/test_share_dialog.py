@@ -162,7 +162,7 @@ def test_why_no_code_can_be_opened_is_shown() -> None:
     def refuse() -> None:
         raise MachinesNotReady("8 codes are open already", "end one of the other shares")
 
-    steering.share = refuse  # type: ignore[method-assign]
+    steering.share = refuse  # type: ignore[method-assign]  # of the fake
 
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("c")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -74,7 +75,7 @@ class ShareDialog(Box[str]):
             return
         self._tell(lambda: self._say(muted("Waiting for the other machine.")))
         for event in offer.events():
-            self._tell(lambda event=event: self._take(event))  # type: ignore[misc]
+            self._tell(partial(self._take, event))
 
     def _tell(self, call: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the application has ended
