@@ -14,6 +14,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from app.run_view.member_state import (
+    TROUBLE,
     MemberScopedEvent,
     MemberState,
     advance,
@@ -147,7 +148,12 @@ class RunState:
         written = {
             r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
         }
-        return newest_complete_step(written)
+        return newest_complete_step(written, self.lost)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks of the members that are lost, or have failed."""
+        return tuple(rank for rank, member in self.members.items() if member.status in TROUBLE)
 
     @property
     def saved_progress(self) -> str:

@@ -117,7 +117,8 @@ class RunView:
             return ""
         if trains_objects(plan):
             return f'fit(resume="{self.path}")'
-        return command_about(self.path, "distributed-train", "--resume")
+        command = command_about(self.path, "distributed-train", "--resume")
+        return f"{command} --allow-missing" if self.state.lost and len(plan.machines) > 1 else command
 
     def name(self, rank: int) -> str:
         """Return the name of a member: its own, the planned one, or its rank."""

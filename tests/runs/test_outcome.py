@@ -384,6 +384,20 @@ def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -
     )
 
 
+def test_the_command_that_resumes_goes_on_without_a_lost_machine(tmp_path: Path) -> None:
+    """Also where it was lost before the others met: they count it as one that trains."""
+    written = SnapshotEvent(member=0, step=8, path="x", seconds=0.1, bytes=1, live=(0, 1))
+    state = reduce_events([MemberEvent(member=1, status="lost", name="b"), written])
+    with new_folder(tmp_path) as folder:
+        (member,) = folder.plan().members
+        device = member.devices[0].model_copy(update={"machine": "b"})
+        other = member.model_copy(update={"rank": 1, "name": "b", "devices": (device,)})
+        plan = folder.plan().model_copy(update={"members": (member, other)})
+        ended = EndedRun.of(RunOutcome("cancelled", folder.path, {}, ExitCode.STOPPED), plan, state)
+    assert ended.state.saved_progress.startswith("the snapshot of step 8 is kept")
+    assert ended.resume_command.endswith(" --allow-missing")
+
+
 @pytest.mark.parametrize("resumable", [True, False])
 def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, resumable: bool) -> None:
     with new_folder(tmp_path) as folder:

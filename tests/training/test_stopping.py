@@ -14,7 +14,7 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import ExitCode
 from training.exchange.base import SoloExchange
 from training.loop.trainer import Trainer
-from training.records.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
+from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.run.orders import Command, Control
 from training.run.outcome import newest_complete_step, progress_text
 from training.run.stopping import LEAST_PATIENCE, ProgressMonitor
@@ -148,6 +148,20 @@ NEWEST: list[tuple[dict[int, tuple[int, tuple[int, ...]]], int | None]] = [
     ({0: (9, (0,)), 1: (6, (0, 1))}, 9),  # member 1 was lost between
     ({0: (9, (0, 1))}, None),  # member 1 has none at all
 ]
+
+
+def test_what_is_kept_does_not_depend_on_who_is_lost() -> None:
+    """Also before the others have met and know of it; what is lost by all is told by what they had."""
+    newest = {0: (9, (0, 1, 2)), 1: (9, (0, 1, 2))}
+    assert newest_complete_step(newest, lost={2}) == 9
+    assert newest_complete_step(newest, lost={0, 1, 2}) is None
+    progress = ProgressMonitor()
+    for event in (MemberEvent(member=2, status="lost"), *(SnapshotEvent(member=rank, step=9, path="a", bytes=1,
+                  seconds=0.1, live=(0, 1, 2)) for rank in (0, 1))):  # fmt: skip
+        progress(event)
+    assert progress.metrics == {"kept_step": 9, "lost_steps": 0}
+    progress(MemberEvent(member=2, status="joined"))
+    assert progress.resumable_step is None
 
 
 @pytest.mark.parametrize(("newest", "kept"), NEWEST)

@@ -254,14 +254,16 @@ def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection
     return {e.member: (e.step, e.live) for e in events if isinstance(e, SnapshotEvent) and e.member is not None}
 
 
-def newest_complete_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
+def newest_complete_step(newest: Mapping[int, tuple[int, Collection[int]]], lost: Collection[int] = ()) -> int | None:
     """Return the newest step of which all members that trained then have a snapshot; ``None``: there is none.
 
     Args:
-        newest: step of the newest snapshot of every member, and the ranks that trained then.
+        newest: step of the newest snapshot of every member, and the ranks that trained then, as far as the member knew:
+            it learns of a loss at the next synchronisation.
+        lost: ranks that are lost; a run is resumed without what they had in hand.
     """
     for step, live in sorted(newest.values(), key=lambda snapshot: -snapshot[0]):
-        if all(rank in newest and newest[rank][0] >= step for rank in live):
+        if all(rank in newest and newest[rank][0] >= step for rank in set(live) - set(lost) or live):
             return step
     return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
-from training.records.events import AnswerEvent, Event, SnapshotEvent, StepEvent
+from training.records.events import AnswerEvent, Event, MemberEvent, SnapshotEvent, StepEvent
 from training.run.group_orders import GroupOrders
 from training.run.members.membership import Membership
 from training.run.orders import OrderAction
@@ -127,6 +127,7 @@ class ProgressMonitor:
     """The step at which all are to stop: steps beyond it are no progress towards the end."""
     _steps: dict[int, deque[float]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    _lost: set[int] = field(default_factory=set)
     _longest_snapshot: float = 0.0
     least_patience: float = LEAST_PATIENCE
     clock: Callable[[], float] = time.monotonic
@@ -148,6 +149,11 @@ class ProgressMonitor:
                     self.note_progress()
                 self._snapshots[rank] = (event.step, event.live)
                 self._longest_snapshot = max(self._longest_snapshot, event.seconds)
+
+            case MemberEvent(status="lost" | "failed"):
+                self._lost.add(rank)
+            case MemberEvent(status="joined" | "ready"):
+                self._lost.discard(rank)
 
     def note_progress(self) -> None:
         """Record a sign of progress."""
@@ -179,7 +185,7 @@ class ProgressMonitor:
     @property
     def resumable_step(self) -> int | None:
         """The step from which the run can be resumed."""
-        return newest_complete_step(self._snapshots)
+        return newest_complete_step(self._snapshots, self._lost)
 
     @property
     def metrics(self) -> dict[str, int | None]:
