@@ -62,6 +62,16 @@ def test_why_a_lost_machine_has_ended_takes_the_place_of_how_that_was_noticed() 
     assert shown[0] == killed and f"runs ask 20260101-000000-abcd --output runs add {picture.name(1)}" in shown[1]
 
 
+def test_a_lost_machine_was_heard_before_it_was_lost() -> None:
+    """What others say of it later is no sign of it."""
+    lost = MemberEvent(member=1, time=BEGAN + 9.5, status="lost", message="silent for 5 s")
+    state = reduce_events([*started(2), *steps(1, 9, ranks=[0, 1]), lost])
+    picture = Picture(Path("run"), state, now=BEGAN + 129.5, live=True, heard={1: 3.0})
+    columns, rows = table_of(picture)
+    heard = [column.key for column in columns].index("age")
+    assert rows[1].cells[heard].plain == "2 min"
+
+
 def test_the_name_of_a_series_is_broken_between_words() -> None:
     row = TableRow("x", (literal("validation perplexity"), literal("257.1")))
     lines = [line.content.plain.split() for line in draw(SERIES_COLUMNS, row, {"name": 20, "value": 5}, 28)]

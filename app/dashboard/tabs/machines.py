@@ -153,6 +153,8 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
     since = None if member.since is None else max(0.0, picture.now - member.since)
+    if quiet is not None and since is not None and member.status == "lost":
+        quiet = max(quiet, since)  # what others say of it is no sign of it
     load = member.machine
     present_load = None if member.status in _AWAY else load
     warmth = present_load.celsius if present_load else None
