@@ -214,8 +214,8 @@ class Coordinator:
             reason, hung_up = str(error), False
             if member is None:
                 self._refuse(writer, reason)
-        except (OSError, asyncio.TimeoutError, EOFError):
-            pass
+        except (OSError, asyncio.TimeoutError, EOFError, asyncio.CancelledError):
+            pass  # cancelled at the end only; before Python 3.12 a handler that ends so is logged with a traceback
         finally:
             if member is not None:
                 self.group.lose(member, reason, hung_up)
