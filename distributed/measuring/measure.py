@@ -297,9 +297,7 @@ def current_speeds(
     Returns:
         Figures of the members that could be measured, and the errors of the others.
     """
-    tell = options.tell
-    tell("reading model and data on this computer, for the machines that lack them")
-    inputs = collect(plan)
+    inputs, tell = collect(plan), options.tell
     blocks = BlockInputs(plan.profile, options.cache.folder / f"blocks-{os.getpid()}", blocks_to_measure(plan.profile))
     speeds = usable_speeds(placements, inputs, options)
     if speeds:

@@ -75,7 +75,7 @@ def imports(source: str) -> set[str]:
 
 
 def test_the_program_needs_nothing_that_a_machine_may_lack() -> None:
-    usual = sys.stdlib_module_names | {"distributed", "training"}
+    usual = sys.stdlib_module_names | {"distributed", "profiles", "training"}
     demanding = {name for name, source in sources().items() if imports(source) - usual}
     assert demanding == {"distributed.agent.link_probe", "training.hardware.sensors"}  # their requests say so
 
@@ -84,7 +84,7 @@ def test_whatever_a_module_of_it_imports_of_ours_is_sent() -> None:
     for source in sources().values():
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
-        assert {name for name in names if name.startswith(("distributed.", "training."))} <= sources().keys()
+        assert {name for name in names if name.startswith(("distributed.", "profiles.", "training."))} <= sources().keys()
 
 
 @pytest.mark.slow

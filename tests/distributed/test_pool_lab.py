@@ -74,6 +74,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.alone  # each of its programs starts from nothing
 @pytest.mark.usefixtures("config")
 def test_two_lines_on_each_machine_train_a_model(make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab(HostSpec("b", sshd=False), HostSpec("c", sshd=False))

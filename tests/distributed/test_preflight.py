@@ -91,8 +91,8 @@ def problems(*facts: Facts) -> list[str]:
     [
         ({"python": (3, 9, 2)}, "a: python3 is Python 3.9.2, needed is 3.10 or newer"),
         ({"missing": ("torch", "numpy")}, "a: python3 has no torch, numpy"),
-        ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
-        ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
+        ({"clock_ahead": 300.0}, "a: its clock is 5 min ahead of this machine's"),
+        ({"clock_ahead": -300.0}, "a: its clock is 5 min behind this machine's"),
         ({"free": 5_000_000}, "a: its disk is full: 5.0 MB free at /home/a, needed are 200 MB"),
         ({"free_files": 3}, "a: its disk has no more files to give: 3 inodes free at /home/a"),
         ({"unloadable": "torch: OSError: no"}, "a: python3 cannot load torch: OSError: no"),

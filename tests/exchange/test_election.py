@@ -118,7 +118,7 @@ def test_one_of_three_waits_and_ends_without_going_on(tmp_path: Path) -> None:
         for member in members[:2]:
             cut(member)
         members[2]._client._redial_for = members[2]._client._deadline = 0.0
-        with pytest.raises(Exception, match="coordinator"):
+        with pytest.raises(Exception, match="the machine that holds the run together"):
             mean_of(members[2:], "b")
         assert not members[2]._client.succession.allegiance.followed
 

@@ -119,6 +119,7 @@ def make_forecast(
     must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
     files_there: Mapping[str, frozenset[str]] = {}
+    tell("reading model and data on this computer")
     try:
         measurements = outside.measure(
             machines,
