@@ -70,7 +70,8 @@ class Pipeline(Muster):
     def __init__(self, folder: Path, lab: Lab | LightLab, steps: int, stages: int = 3) -> None:
         super().__init__(folder, lab.hosts_file, gate=lab.folder / "gate")
         self.steps = steps
-        self.options = ("--max-steps", str(steps), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5")
+        self.options = ("--max-steps", str(steps), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5",
+                        "--eval-interval", "1000")  # the bytes that are counted are those of steps  # fmt: skip
         self.job.write_text(JOB.format(width=WIDTH, words=WORDS, gate=str(self.gate), in_step=2 * stages))
 
     def weights(self, run_id: str) -> dict[str, torch.Tensor]:
