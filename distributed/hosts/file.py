@@ -259,11 +259,20 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
     _refuse_unknown(entry, Machine.model_fields, location)
     fields = {**defaults, "name": label, **{key: value for key, value in entry.items() if value is not None}}
     try:
-        return Machine.model_validate(fields)
+        machine = Machine.model_validate(fields)
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         problem = f"'{field}' must be {_EXPECTED.get(field, 'one line of text')}, not {short(repr(fields.get(field)))}"
         raise BadInput(f"{location}: {problem}", "see docs/how-to/hosts.md") from None
+    if twice := _listed_twice(machine.devices):
+        raise BadInput(f"{location}: 'devices' names {twice} twice, and it trains one worker", "remove one of them")
+    return machine
+
+
+def _listed_twice(devices: Sequence[str]) -> str:
+    """Return a device that a machine has once and that is listed twice; empty: none. Its cores can be shared."""
+    single = ["cuda:0" if device == "cuda" else device for device in devices if device != "cpu"]
+    return next((device for device in single if single.count(device) > 1), "")
 
 
 def split_address(text: str) -> dict[str, Any]:

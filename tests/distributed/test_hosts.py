@@ -142,6 +142,8 @@ def test_missing_comma_points_at_the_line_that_lacks_it() -> None:
         ('{"machines": [{"name": "../up"}]}', "'name' must be a name without slashes"),
         ('{"machines": [{"name": "a\\u001b[2J"}]}', "'name' must be a name without slashes"),
         ('{"machines": [{"name": "a", "devices": ["gpu"]}]}', "'devices' must be a list"),
+        ('{"machines": [{"name": "a", "devices": ["cuda:1", "cuda:1"]}]}', "'devices' names cuda:1 twice"),
+        ('{"machines": [{"name": "a", "devices": ["cuda", "cpu", "cuda:0"]}]}', "'devices' names cuda:0 twice"),
         ('{"master": "a", "workers": ["b", "A"]}', "machines 1 and 3 share a name"),
         ('{"machines": [{"name": "a", "address": "H"}, {"name": "b", "address": "h", "port": 22}]}', "same machine"),
         ('{"master": "a", "master": "b"}', "'master' appears twice"),
@@ -204,7 +206,7 @@ machines = st.builds(
     key=lines,
     python=lines,
     project_path=lines,
-    devices=st.lists(st.sampled_from(["auto", "cpu", "mps", "cuda:1"]), max_size=3),
+    devices=st.lists(st.sampled_from(["auto", "cpu", "mps", "cuda:1"]), max_size=3, unique=True),
     interface=st.just("") | words,
 )
 clusters = st.lists(machines, min_size=1, max_size=5, unique_by=(lambda m: m.name, lambda m: (m.host, m.port or 22)))

@@ -56,6 +56,12 @@ def test_loss_function_and_metrics() -> None:
     assert metrics == {"loss": pytest.approx(sums["loss_sum"] / 3), "bias": 2.0}
 
 
+def test_a_metric_named_loss_does_not_replace_the_loss() -> None:
+    task = custom_task(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"loss": 2.0})
+    sums = {"loss_sum": 3.0, "weight": 3.0, "metric_loss": 6.0}
+    assert task.metrics(sums) == {"loss": 1.0, "metrics.loss": 2.0}
+
+
 def contrast(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """A loss of two passes through one model."""
     near, far = model(batch[0]), model(-batch[0])

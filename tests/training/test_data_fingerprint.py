@@ -19,7 +19,13 @@ from training.data.batches import Samples
 from training.hardware import device as precision_module
 from training.hardware.device import Precision
 from training.loop import data_fingerprint
-from training.loop.data_fingerprint import check_same, check_unchanged, describe, describe_difference
+from training.loop.data_fingerprint import (
+    change_warnings,
+    check_same,
+    check_unchanged,
+    describe,
+    describe_difference,
+)
 from training.loop.trainer import Trainer
 from training.records.events import WarningEvent
 from training.run.orders import Command, Control
@@ -236,3 +242,14 @@ def test_frozen_weights_in_bf16_are_those_of_a_member_that_has_them_in_float32()
         model[0].weight = torch.nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
         looks.append(describe(task, model.named_parameters(), Samples(task, 5), 5, pytest.fail))
     assert describe_difference(*looks) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [({"loss": "a", "model": "b"}, {"train_step": "c", "model": "b"}, "loss, train_step are"),
+     ({"loss": "a"}, {"loss": "b"}, "loss is"), ({"loss": "a"}, {"loss": "a"}, ""), ({}, {"loss": "a"}, "")],
+)  # fmt: skip
+def test_a_resume_with_other_code_says_which(before: dict[str, str], now: dict[str, str], named: str) -> None:
+    earlier = described(SAMPLES).model_copy(update={"code": before}).model_dump(mode="json")
+    said = list(change_warnings(earlier, described(SAMPLES).model_copy(update={"code": now})))
+    assert [f"the source of {named} not what the run was trained with" in line for line in said] == [True] * bool(named)

@@ -24,6 +24,7 @@ from profiles.errors import BadInput, NothingToResume, counted
 from training.data.batches import Samples
 from training.exchange.base import Exchange
 from training.tasks.base import Task
+from training.tasks.source_hash import changed_parts
 
 LOOKS = 8
 """Number of samples of a split that are compared."""
@@ -69,6 +70,8 @@ class Description(BaseModel):
     """Precision of the steps. It may differ between members: their gradients are of the same loss."""
     parts: str = ""
     """Hash of the members' partitions, if the data are split."""
+    code: dict[str, str] = {}
+    """Hashes of the source of the user's functions, see :attr:`training.tasks.base.Task.code`; not compared."""
 
     def without_samples(self) -> Description:
         """Return the fingerprint of the model alone, for data that stay on their machines."""
@@ -109,7 +112,8 @@ def describe(
             )
         descriptions[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
     shapes, frozen = _whole_model(weights, gather)
-    return Description(splits=descriptions, shapes=shapes, frozen=frozen, precision=precision, parts=split_fingerprint)
+    parts, code = split_fingerprint, dict(task.code)
+    return Description(splits=descriptions, shapes=shapes, frozen=frozen, precision=precision, parts=parts, code=code)
 
 
 def _whole_model(
@@ -212,11 +216,15 @@ def check_unchanged(recorded: Any, mine: Description, whose: str, owner: str = "
         raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {changes}", hint)
 
 
-def precision_warning(recorded: Any, mine: Description) -> str:
-    """Return a warning that earlier steps were computed in another precision; empty if they were not."""
+def change_warnings(recorded: Any, mine: Description) -> Iterator[str]:
+    """Yield what earlier steps were computed with, and the steps from here on are not: precision and code."""
     before = str(recorded["precision"])[:20]
-    warning = f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
-    return "" if before == mine.precision else warning
+    if before != mine.precision:
+        yield f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
+    if changed := changed_parts(Description.model_validate(recorded).code, mine.code):
+        verb = "is" if len(changed) == 1 else "are"
+        old = f"the source of {', '.join(changed)} {verb} not what the run was trained with"
+        yield f"{old}; it goes on with the new one"
 
 
 def describe_difference(expected: Description | None, actual: Description | None) -> str:

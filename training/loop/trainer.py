@@ -17,7 +17,7 @@ from training.hardware.device import Precision, select_device, select_precision
 from training.layouts.base import Layout
 from training.layouts.columns import strategy_of
 from training.layouts.whole import WholeModel
-from training.loop.data_fingerprint import check_devices, check_same, check_unchanged, describe, precision_warning
+from training.loop.data_fingerprint import change_warnings, check_devices, check_same, check_unchanged, describe
 from training.loop.evaluation import Evaluator, progress_reports
 from training.loop.last_step import LastStep
 from training.loop.local_data import LocalSchedule, schedule_for
@@ -373,7 +373,7 @@ class Trainer:
 
     def _restore(self, snapshot: Snapshot) -> None:
         check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")
-        if message := precision_warning(snapshot.state["data"], self.data):
+        for message in change_warnings(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
         if Origin.of(snapshot.state).parts == self.layout.part[1] == 1:  # several devices have the size that suits all

@@ -141,6 +141,9 @@ class Task(ABC):
     """The schedule of the user, see :mod:`training.optimization.learning_rates`; ``None``: as the options say.
     Valid after :meth:`prepare`."""
 
+    code: Mapping[str, str] = MappingProxyType({})
+    """Hashes of the source of the user's functions, by what they are. Valid after :meth:`prepare`."""
+
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: Mapping[str, SizedDataset]

@@ -41,6 +41,7 @@ from training.tasks.outputs.model_call import (
     split_target,
 )
 from training.tasks.outputs.weights_file import write_weights
+from training.tasks.source_hash import source_hash
 from training.tasks.user_code import call_factory, find_factory, takes_rank
 
 
@@ -59,7 +60,7 @@ class CustomJob:
     loss: Any = None
     """``loss(output, target)``: the scalar mean over the batch; ``None``: the model's forward returns it."""
     metrics: Callable[[Any, Any], Mapping[str, float]] | None = None
-    """``metrics(output, target)``: means over the batch, by name."""
+    """``metrics(output, target)``: means over the batch, by name. ``loss`` is recorded as ``metrics.loss``."""
     collate: Any = None
     """Collates a list of samples into a batch; ``None``: torch's ``default_collate``."""
     weight: Any = None
@@ -94,6 +95,8 @@ class CustomTask(Task):
             self.evaluation["validation"] = _first_samples(self.job.validation, data.max_eval_samples)
         if len(self.train) == 0:
             raise BadInput("the training data set is empty", "return one with samples")
+        self.code = {name: source_hash([part]) for name in _ARGUMENTS if (part := getattr(self.job, name)) is not None}
+        self.code["model"] = source_hash({type(module) for module in self.job.model.modules()})
 
     def _make(self) -> CustomJob:
         seed_everything(self.profile.training.seed)  # the factory creates the weights: equal on every member
@@ -194,7 +197,8 @@ class CustomTask(Task):
         metrics = super().metrics(sums)
         for name, value in sums.items():
             if name.startswith("metric_") and sums.get("weight"):
-                metrics[name.removeprefix("metric_")] = value / sums["weight"]
+                name = name.removeprefix("metric_")
+                metrics[f"metrics.{name}" if name in metrics else name] = value / sums["weight"]
         return metrics
 
     def caption(self, sample: Any) -> str:
