@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.tasks.source_hash import source_hash
+from training.tasks.own_code.source_hash import source_hash
 
 STEP = """
 import torch

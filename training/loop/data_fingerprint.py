@@ -24,7 +24,7 @@ from profiles.errors import BadInput, NothingToResume, counted
 from training.data.batches import Samples
 from training.exchange.base import Exchange
 from training.tasks.base import Task
-from training.tasks.source_hash import changed_parts
+from training.tasks.own_code.source_hash import changed_parts
 
 LOOKS = 8
 """Number of samples of a split that are compared."""

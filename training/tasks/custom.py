@@ -41,7 +41,7 @@ from training.tasks.outputs.model_call import (
     split_target,
 )
 from training.tasks.outputs.weights_file import write_weights
-from training.tasks.source_hash import source_hash
+from training.tasks.own_code.source_hash import source_hash
 from training.tasks.user_code import call_factory, find_factory, takes_rank
 
 
