@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +43,7 @@ def module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
     spec = importlib.util.spec_from_file_location("edited_job", file)
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "edited_job", made)
+    monkeypatch.setitem(sys.modules, "edited_job", made)
     spec.loader.exec_module(made)
     return made
 
@@ -76,3 +79,29 @@ def test_bound_arguments_count() -> None:
     assert source_hash([first]) != source_hash([second])
     plain, smooth = (torch.nn.CrossEntropyLoss(label_smoothing=share) for share in (0.0, 0.1))
     assert source_hash([plain]) != source_hash([smooth])
+
+
+PROCESS = """
+import functools
+from training.tasks.own_code.source_hash import source_hash
+
+class Scale:
+    pass
+
+def step(model, batch, scale, kinds):
+    return model(batch)
+
+is_known = eval("lambda kind: kind in {'a', 'b', 'c', 'd'}")
+print(source_hash([functools.partial(step, scale=Scale(), kinds={"a", "b", "c", "d"}), is_known]))
+"""
+
+
+@pytest.mark.slow
+def test_another_process_has_the_same_hash() -> None:
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", PROCESS], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(hashes) == 1

@@ -38,8 +38,8 @@ def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
 def _describe(definition: Any, seen: dict[str, str]) -> None:
     """Add a definition to ``seen``, and those of its module that it names."""
     if isinstance(definition, functools.partial):
-        seen[f"partial {len(seen)}"] = repr([value for value in (*definition.args, *definition.keywords.items())
-                                             if not callable(value)])  # fmt: skip
+        bound = [*enumerate(definition.args), *definition.keywords.items()]
+        seen[f"partial {len(seen)}"] = repr([(name, _stable(value)) for name, value in bound])
         definition = definition.func
     definition = inspect.unwrap(getattr(definition, "__func__", definition))
     if not (inspect.isfunction(definition) or inspect.isclass(definition)):
@@ -80,6 +80,15 @@ def _is_installed(definition: Any) -> bool:
     return file is None or any(folder in Path(file).resolve().parents for folder in _INSTALLED)
 
 
+def _stable(value: Any) -> str:
+    """Return a text that is the same in every process: an object's own may hold its address, a set's its order."""
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_stable, value)))}}}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_stable, value))})"
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
+
+
 def _digest(code: CodeType) -> str:
-    nested = [_digest(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
+    nested = [_digest(value) if isinstance(value, CodeType) else _stable(value) for value in code.co_consts]
     return hashlib.blake2b(repr((code.co_code, code.co_names, nested)).encode(), digest_size=8).hexdigest()
