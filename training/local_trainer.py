@@ -69,10 +69,11 @@ class ObjectTrainer(ABC):
     Args:
         model: a module, or a function (also as text, ``module:name``) that takes nothing and returns one. Its forward
             gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
-        train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or a function (also
-            as text) that takes nothing and returns one. With ``local_data=True`` one of a :class:`LocalTrainer` may
-            take ``rank`` and ``world_size``, and return the data of one worker. Of a ``DataLoader`` its data set, batch
-            size and collate function are taken; samples come in a new order in every epoch.
+        train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or an iterable one,
+            or a function (also as text) that takes nothing and returns one. One of a :class:`LocalTrainer` may take
+            ``rank`` and ``world_size``, and return the data of one worker (which sets ``local_data``). Of a
+            ``DataLoader`` its data set, batch size, collate function and sampler are taken; without a sampler of its
+            own, samples come in a new order in every epoch.
         val_dataset: evaluated before, at intervals, and after.
         loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
         collate: makes a batch of a list of samples, or ``module:name``.
@@ -260,7 +261,11 @@ class LocalTrainer(ObjectTrainer):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"workers": self.workers}
+        from training.tasks.custom import CustomJob
+        from training.tasks.object_files import depends_on_rank
+
+        job = CustomJob(self.model, **self._job_arguments)
+        return {"workers": self.workers, **({"local_data": True} if depends_on_rank(job) else {})}
 
     def _earlier(self, reference: Path | str, strategy: str, options: dict[str, Any]) -> tuple[Path, RunPlan]:
         others, layout = {**options}, options.get("layout", "")

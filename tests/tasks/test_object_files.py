@@ -26,6 +26,7 @@ from training.tasks.object_files import (
     read_job,
     write_job,
 )
+from training.tasks.own_code.streams import Sampled
 
 DATA = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.arange(4))
 
@@ -195,14 +196,18 @@ def test_of_a_loader_its_data_batch_size_and_collate_function_are_taken() -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "sampler"),
+    "sampler",
     [
-        ({"sampler": WeightedRandomSampler([1.0, 2.0], 4)}, "WeightedRandomSampler"),
-        ({"sampler": RandomSampler(DATA, replacement=True)}, "RandomSampler"),
-        ({"sampler": RandomSampler(DATA, num_samples=2)}, "RandomSampler"),
-        ({"batch_sampler": [[0, 1]]}, "list"),
+        WeightedRandomSampler([1.0, 2.0], 4),
+        RandomSampler(DATA, replacement=True),
+        RandomSampler(DATA, num_samples=2),
     ],
 )
-def test_a_sampler_of_its_own_is_refused_with_what_keeps_it(options: dict[str, Any], sampler: str) -> None:
-    with pytest.raises(BadInput, match=rf"train_dataset draws its batches by {sampler}.*muster\.session"):
-        parts_of_loader(DataLoader(DATA, **options), "train_dataset")
+def test_a_sampler_of_its_own_is_taken(sampler: Any) -> None:
+    data, collate, options = parts_of_loader(DataLoader(DATA, sampler=sampler), "train_dataset")
+    assert (data, collate, options["batch_size"]) == (Sampled(DATA, sampler), None, 1)
+
+
+def test_batches_of_its_own_are_refused_with_what_keeps_them() -> None:
+    with pytest.raises(BadInput, match=r"train_dataset draws its batches by list.*muster\.session"):
+        parts_of_loader(DataLoader(DATA, batch_sampler=[[0, 1]]), "train_dataset")

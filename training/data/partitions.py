@@ -23,8 +23,10 @@ from profiles.errors import BadInput, counted
 from profiles.quantities import setting_text
 from profiles.split import DataSplit, split_of
 from training.data.sample_order import Cursor, SampleSchedule
+from training.data.stream_schedule import StreamSchedule
 from training.records.plan import RunPlan
 from training.tasks.base import Task
+from training.tasks.own_code.streams import Stream
 
 Partition = NDArray[np.int64]
 """Numbers of samples, ascending."""
@@ -41,6 +43,10 @@ def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
         BadInput: there are no samples, or none can be split in this way.
     """
     order, lengths, chosen = plan.profile.training, task.lengths(), split_of(plan.profile.data.split)
+    if isinstance(task.train, Stream):
+        if chosen.kind != "global":
+            raise BadInput(f"split = {plan.profile.data.split} needs data with an index", "set split = global")
+        return StreamSchedule(task.train, order.seed, order.gradient_accumulation)
     samples, accumulation = len(task.train), order.gradient_accumulation
     if chosen.kind == "global" or plan.world_size == 1:
         return SampleSchedule(samples, order.seed, accumulation, order.drop_last, lengths, plan.global_batch)

@@ -28,6 +28,7 @@ from training.data.partitions import Schedule
 from training.hardware.resources import whole_cores
 from training.records.plan import RunPlan
 from training.tasks.base import Task
+from training.tasks.own_code.streams import Stream
 from training.tasks.user_code import find_factory
 
 _MOST_BYTES = 1 << 28
@@ -116,6 +117,8 @@ def batch_source(
 
 
 def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:
+    if isinstance(task.train, Stream):
+        raise CannotRead("they come one after the other")
     reader, path = task.reader_copy(), plan.profile.model.model_path
     if reader is None:
         raise CannotRead(f"jobs of the kind '{task.name}' have no way to send them")

@@ -25,6 +25,7 @@ from training.data.batches import Samples
 from training.exchange.base import Exchange
 from training.tasks.base import Task
 from training.tasks.own_code.source_hash import changed_parts
+from training.tasks.own_code.streams import Stream
 
 LOOKS = 8
 """Number of samples of a split that are compared."""
@@ -102,8 +103,11 @@ def describe(
     """
     descriptions: dict[str, SplitDescription] = {}
     for split in ["train", *sorted(task.evaluation)]:
-        size = len(task.train if split == "train" else task.evaluation[split])
+        data = task.train if split == "train" else task.evaluation[split]
+        size = (data.length or 0) if isinstance(data, Stream) else len(data)
         chosen = np.random.default_rng([seed, size]).choice(size, min(size, LOOKS), replace=False).tolist()
+        if isinstance(data, Stream):  # the others come later
+            chosen = [0]
         looks = {str(index): _stable_look(task, samples, split, index) for index in sorted(chosen)}
         if _CHANGES in looks.values():
             warn(

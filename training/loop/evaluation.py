@@ -27,6 +27,7 @@ from training.loop.position import Position
 from training.loop.showcase_sampling import ShowcaseSampler
 from training.records.bounded_fields import LONGEST_TEXT, harmless
 from training.records.events import EVALUATES, Emit, EvaluationEvent, ProgressEvent
+from training.strategies.base import Strategy
 from training.tasks.base import Answer, Progress, throttled
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, write_predictions
 
@@ -302,6 +303,12 @@ def progress_reports(emit: Emit, position: Position, total_steps: int) -> Progre
             emit(ProgressEvent(phase=phase, done=done, total=total))
 
     return throttled(report)
+
+
+def evaluates_local_weights(settings: EvaluationSettings, strategy: Strategy, exchange: Exchange) -> bool:
+    """Whether each member also evaluates its own weights."""
+    is_usual = strategy.equal == "never" and len(exchange.members) > 1
+    return settings.eval_local == "on" or (settings.eval_local == "auto" and is_usual)
 
 
 def local_split(split: str, rank: int) -> str:

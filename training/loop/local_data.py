@@ -17,11 +17,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from profiles.errors import BadInput, counted
 from training.data.partitions import Schedule, SplitSchedule, schedule_of, stream_seed
 from training.data.sample_order import Cursor, SampleSchedule, evaluation_slice
+from training.data.stream_schedule import UNENDING, StreamSchedule
 from training.exchange.base import Exchange, JoiningState
 from training.loop.data_fingerprint import BROUGHT_BACK
 from training.records.bounded_fields import Count
 from training.records.plan import RunPlan
 from training.tasks.base import Task
+from training.tasks.own_code.streams import Stream
 
 Sizes = dict[str, int]
 """Samples by split, ``train`` among them."""
@@ -71,7 +73,8 @@ class LocalSchedule(SplitSchedule):
         self.arrived: JoiningState | None = None
         """The joining state of a newcomer, which needs the sizes before anything is built on them."""
         self._grow(plan)
-        own_sizes = {"train": len(task.train), **{split: len(data) for split, data in task.evaluation.items()}}
+        train = UNENDING if isinstance(task.train, Stream) else len(task.train)
+        own_sizes = {"train": train, **{split: len(data) for split, data in task.evaluation.items()}}
         self._own_sizes = own_sizes
         if exchange.is_newcomer:
             self.arrived = exchange.fetch_state()
@@ -103,7 +106,8 @@ class LocalSchedule(SplitSchedule):
                 for member in plan.all_members
                 if self._partition_of_rank[member.rank] == partition
             )
-            samples = counted(self._sizes.get(partition, {}).get("train", 0), "training sample")
+            size = self._sizes.get(partition, {}).get("train", 0)
+            samples = counted(size, "training sample") if size < UNENDING else "training samples"
             if partition in live_partitions:
                 yield f"the {samples} of {name} are trained on from here on"
             else:
@@ -173,6 +177,9 @@ class LocalSchedule(SplitSchedule):
             settings, is_own = self._settings, partition == self._partition_of_rank[self._rank]
             block = settings.gradient_accumulation * self._blocks[partition]
             seed, lengths = stream_seed(settings.seed, partition), self._lengths if is_own else None
+            if sizes["train"] >= UNENDING:
+                self._streams[partition] = StreamSchedule(None, seed, settings.gradient_accumulation)
+                return
             self._streams[partition] = SampleSchedule(
                 sizes["train"], seed, settings.gradient_accumulation, settings.drop_last, lengths, block
             )
@@ -184,6 +191,8 @@ class LocalSchedule(SplitSchedule):
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
         """Return the number of steps that take ``epochs`` times all samples; a newcomer takes over the number that the
         others have computed."""
+        if any(isinstance(stream, StreamSchedule) for stream in self._streams.values()):
+            raise BadInput("data that come one after the other on each machine have no epochs", "set max_steps")
         if not self._steps:
             held = [(self._streams[partition], holders) for partition, holders in self._holders(batch_sizes).items()]
             rounds = [
@@ -220,8 +229,11 @@ class LocalSchedule(SplitSchedule):
     def _partition_count(self) -> int:
         return max(self._partition_of_rank) + 1
 
-    def _partition_of(self, rank: int) -> int:
+    def partition_of(self, rank: int) -> int:
+        """Return the number of the data of a member."""
         return self._partition_of_rank[rank]
+
+    _partition_of = partition_of
 
     def _sample_indices(self, partition: int, batch: list[int]) -> list[int]:
         return batch

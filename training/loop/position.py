@@ -14,6 +14,7 @@ from training.data.balance import ShareBalance
 from training.data.partitions import Schedule
 from training.data.sample_order import Cursor
 from training.loop.state import persistent_buffers, prefixed, tensors_under
+from training.tasks.own_code.streams import Stream
 
 _BEST = "best"
 MOST_CUT_SHORT = 3
@@ -64,8 +65,22 @@ class Position:
     """Shares that follow the members' speed; ``None``: they stay as planned."""
     schedule: Schedule | None = None
     """Of the samples that lost members had in hand, which go back; ``None``: others have taken their work already."""
+    stream: Stream | None = None
+    """The training data of this member if they come one after the other."""
+    partition: int = 0
+    """Number of these data, if members have data of their own."""
     since: Synchronised | None = None
     """The last synchronisation; ``None``: there was none yet, or a snapshot does not tell of it."""
+
+    def set_data(self, data: object, partition: int) -> None:
+        """Set the training data of this member, of which a stream has a state of its own."""
+        self.stream, self.partition = data if isinstance(data, Stream) else None, partition
+
+    def _stream_state(self) -> dict[str, Any]:
+        if self.stream is None:
+            return {}
+        cursor = self.cursor.parts[self.partition] if self.partition < len(self.cursor.parts) else self.cursor
+        return {"stream": {"partition": self.partition, **self.stream.state_at(cursor.offset)}}
 
     def follow(self, planned: Mapping[int, int], unsent: int = 0) -> None:
         """Train on with these members after a synchronisation; if there are none, with those before. What others had in
@@ -124,6 +139,7 @@ class Position:
             "course": self.attempts,
             "since": None if self.schedule is None or self.since is None else self.since.state(),
             **({} if self.balance is None else {"balance": self.balance.state()}),
+            **self._stream_state(),
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -142,6 +158,9 @@ class Position:
         live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
         if self.balance is not None:
             self.balance.load(state.get("balance", {}))
+        stream = state.get("stream", {})
+        if self.stream is not None and stream.get("partition") == self.partition:
+            self.stream.restore(stream)
         self.since = Synchronised.load(state["since"]) if state.get("since") else None
         if self._train_with({rank: size for rank, size in live.items() if rank not in absent} or live):
             self.since = None

@@ -18,7 +18,7 @@ from training.layouts.base import Layout
 from training.layouts.columns import strategy_of
 from training.layouts.whole import WholeModel
 from training.loop.data_fingerprint import change_warnings, check_devices, check_same, check_unchanged, describe
-from training.loop.evaluation import Evaluator, progress_reports
+from training.loop.evaluation import Evaluator, evaluates_local_weights, progress_reports
 from training.loop.last_step import LastStep
 from training.loop.local_data import LocalSchedule, schedule_for
 from training.loop.position import MOST_CUT_SHORT, EarlyStopping, Position
@@ -112,6 +112,7 @@ class Trainer:
         self.optimizer = build_optimizer(model, settings, self.layout.is_part, self.task.optimizer, plain)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
+        self.position.set_data(self.task.train, self.local.partition_of(self.rank) if self.local else 0)
         self.position.schedule = None if kind.segment_steps(self.profile.strategy) else self.schedule
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
         reference_batch = settings.batch_size * settings.gradient_accumulation
@@ -169,9 +170,10 @@ class Trainer:
         else:
             self._join(take_over(agreed, self.exchange))
         self.control.arrive(self.position.step)
-        weights = self.layout.trained_weights()
-        details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": weights}
-        self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
+        figures = {"tables": self.shared_data.tables, "trainable": self.layout.trained_weights()}
+        self.emit(
+            RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step, **figures})
+        )
         if self.position.step and (self.strategy.synchronised or self.position.evaluation_is_pending):
             self._evaluate_if_due()  # a stop may have cut it short
 
@@ -229,7 +231,7 @@ class Trainer:
             moment = self.member.name, self.position.step + 1
             figures = self.update.run(losses, lambda loss: loss_problem(loss, losses, batches, *moment))
             self.optimizer.zero_grad(set_to_none=True)
-        if self._evaluates_local_weights:
+        if evaluates_local_weights(self.profile.evaluation, self.strategy, self.exchange):
             start += self._evaluate_local_weights()
         self.last_step.stage = "ending"
         self.position.step, self.position.cursor = self.position.step + 1, batches.cursor
@@ -240,11 +242,6 @@ class Trainer:
         traffic = self.layout.traffic_with(self.exchange).since(before)
         self._emit_step(batches, figures, rate, time.monotonic() - start, traffic)
         return report
-
-    @property
-    def _evaluates_local_weights(self) -> bool:
-        asked = self.profile.evaluation.eval_local
-        return asked == "on" or (asked == "auto" and self.strategy.equal == "never" and len(self.exchange.members) > 1)
 
     def _evaluate_local_weights(self) -> float:
         """Evaluate this member's own weights before the strategy ends a step, if their average is evaluated next.

@@ -25,6 +25,7 @@ from training.run.orders import Command, Control
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
 from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
+from training.tasks.own_code.streams import Stream
 
 if TYPE_CHECKING:
     from training.tasks.base import Task
@@ -122,6 +123,7 @@ class _SharedModelTask:
     def __init__(self, task: Task, model: nn.Module) -> None:
         self._task = task
         self._model = model
+        self.train = task.train.again() if isinstance(task.train, Stream) else task.train
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)

@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
@@ -42,6 +42,7 @@ from training.tasks.outputs.model_call import (
 )
 from training.tasks.outputs.weights_file import write_weights
 from training.tasks.own_code.source_hash import source_hash
+from training.tasks.own_code.streams import Stream, is_stream, read_all
 from training.tasks.user_code import call_factory, find_factory, takes_rank
 
 
@@ -55,7 +56,7 @@ class CustomJob:
     model: Any
     """An ``nn.Module``."""
     train: Any
-    """A map-style data set."""
+    """A map-style data set, or an iterable one, see :mod:`training.tasks.own_code.streams`."""
     validation: Any = None
     loss: Any = None
     """``loss(output, target)``: the scalar mean over the batch; ``None``: the model's forward returns it."""
@@ -88,15 +89,22 @@ class CustomTask(Task):
         self._built = False
 
     def prepare(self, progress: Progress) -> None:
-        self.job, data = self._make(), self.profile.data
-        self.train = _first_samples(self.job.train, data.max_train_samples)
+        self.job, data, seed = self._make(), self.profile.data, self.profile.training.seed
+        self.train = _first_samples(self.job.train, data.max_train_samples, seed)
         self.evaluation = {}
         if self.job.validation is not None:
-            self.evaluation["validation"] = _first_samples(self.job.validation, data.max_eval_samples)
+            is_read = is_stream(self.job.validation)
+            held = read_all(self.job.validation, seed, data.max_eval_samples) if is_read else self.job.validation
+            self.evaluation["validation"] = _first_samples(held, data.max_eval_samples, seed)
         if len(self.train) == 0:
             raise BadInput("the training data set is empty", "return one with samples")
         self.code = {name: source_hash([part]) for name in _ARGUMENTS if (part := getattr(self.job, name)) is not None}
         self.code["model"] = source_hash({type(module) for module in self.job.model.modules()})
+
+    def prepare_subset(self, progress: Progress, limit: int) -> int:
+        self.prepare(progress)
+        settings, unsized = self.profile.training, isinstance(self.train, Stream) and not self.train.length
+        return settings.max_steps * settings.batch_size if unsized else len(self.train)
 
     def _make(self) -> CustomJob:
         seed_everything(self.profile.training.seed)  # the factory creates the weights: equal on every member
@@ -215,9 +223,19 @@ class CustomTask(Task):
             write_weights(model, directory / "model.safetensors")
 
 
-def _first_samples(data: SizedDataset, count: int) -> SizedDataset:
-    """Return the first ``count`` samples; 0 means all."""
+def _first_samples(data: Any, count: int, seed: int) -> SizedDataset:
+    """Return the first ``count`` samples; 0 means all. Those of a stream are the first of each pass."""
+    if hasattr(data, "with_format") and _is_unformatted(data):  # lists of numbers would be collated number by number
+        data = data.with_format("torch")
+    if is_stream(data):
+        return Stream(data, seed, count)
     return cast(SizedDataset, Subset(cast(Any, data), range(count))) if 0 < count < len(data) else data
+
+
+def _is_unformatted(data: Any) -> bool:
+    """Whether a data set of Hugging Face gives Python's own values."""
+    kind = getattr(data, "_format_type", None) or getattr(data, "_formatting", None)
+    return type(data).__module__.startswith("datasets.") and kind is None
 
 
 def _target_in(sample: Any) -> Any:
@@ -334,17 +352,19 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def check_data(data: Any, title: str) -> None:
-    """Reject data whose samples cannot be indexed, which is how they are distributed to members.
+    """Reject what is no data set: neither map-style nor an iterable that can begin anew.
 
     Raises:
-        BadInput: not a map-style data set; the hint says what to pass instead.
+        BadInput: the hint says what to pass instead.
     """
     if isinstance(data, DataLoader):
         hint = "give its data set (loader.dataset), and its batch size and collate function as options of the run"
         raise BadInput(f"{title} is a DataLoader, and every machine makes batches of its own", hint)
-    if isinstance(data, IterableDataset):
-        hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
-        raise BadInput(f"{title} is an IterableDataset, whose samples cannot be indexed", hint)
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, Mapping):
+        raise BadInput(f"{title} is {type(data).__name__} of {', '.join(map(str, data))}", "give one of them")
+    if hasattr(data, "__next__"):
+        hint = "give an object whose __iter__ begins anew, as a class with def __iter__(self)"
+        raise BadInput(f"{title} is {type(data).__name__}, which gives its samples only once", hint)
+    if not is_stream(data) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         message = f"{title} is {type(data).__name__}, without __len__ and __getitem__"
-        raise BadInput(message, "give a map-style data set, or a function that returns one")
+        raise BadInput(message, "give a data set, or a function that returns one")

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -33,6 +34,7 @@ from training.records.run_files import sha256
 from training.tasks.base import GroupPosition
 from training.tasks.custom import CustomJob, check_data, check_functions
 from training.tasks.outputs.weights_file import read_weights, write_weights
+from training.tasks.own_code.streams import Sampled, is_stream
 from training.tasks.sample_file import SampleFile, write_samples
 from training.tasks.user_code import call_factory, find_factory, importable_name, takes_rank
 
@@ -69,14 +71,18 @@ def parts_of_loader(loader: DataLoader[Any], title: str) -> tuple[Any, Any, dict
         BadInput: it draws samples in a way that cannot be kept.
     """
     sampler, batches = loader.sampler, loader.batch_sampler
-    kind = type(sampler) if type(batches) is BatchSampler else type(batches)
-    is_whole = kind is RandomSampler and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]  # it is sampled
-    is_plain = kind is SequentialSampler or is_whole
-    if isinstance(loader.dataset, IterableDataset) or (is_plain and not getattr(sampler, "replacement", False)):
-        collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        return loader.dataset, collate, {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    reason = f"{title} draws its batches by {kind.__name__}, and here every machine draws its own part of all samples"
-    raise BadInput(reason, "give its data set, or train in a loop of your own: muster.session()")
+    data: Any = loader.dataset
+    if type(batches) is not BatchSampler or isinstance(sampler, DistributedSampler):
+        kind = "makes no batches" if batches is None else f"draws its batches by {type(batches).__name__}"
+        if isinstance(sampler, DistributedSampler):
+            kind = "divides its samples by DistributedSampler"
+        reason = f"{title} {kind}, and here every machine makes batches of its own part of all samples"
+        raise BadInput(reason, "give its data set, or train in a loop of your own: muster.session()")
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    is_whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(data)
+    if not (isinstance(data, IterableDataset) or type(sampler) is SequentialSampler or is_whole):
+        data = Sampled(data, sampler)
+    return data, collate, {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
 
 
 def depends_on_rank(job: CustomJob) -> bool:
@@ -138,7 +144,9 @@ def _make_data(data: Any, title: str, seed: int, position: GroupPosition | None 
 
 
 def _is_maker(data: Any) -> bool:
-    return isinstance(data, (str, type)) or (callable(data) and not hasattr(data, "__getitem__"))
+    return isinstance(data, (str, type)) or (
+        callable(data) and not hasattr(data, "__getitem__") and not is_stream(data)
+    )
 
 
 def _call(maker: Callable[..., Any] | str, title: str, seed: int, position: GroupPosition | None = None) -> Any:
@@ -206,6 +214,9 @@ def write_job(job: CustomJob, folder: Path) -> None:
         title = "val_dataset" if split == "validation" else "train_dataset"
         if data is None or title in names:
             document[split] = names.get(title)
+        elif is_stream(data):
+            hint = "give a module-level function that returns it, which every machine calls"
+            raise BadInput(f"{title} gives its samples one after the other, and is not sent to machines", hint)
         else:
             write_samples(_make_data(data, title, 0), folder / f"{split}.safetensors", title)
             document[split] = {"samples": f"{split}.safetensors"}
