@@ -60,6 +60,8 @@ class TrainingSettings(Section):
         False, "leave out the last step of an epoch where it would be smaller than the others", advanced=True
     )
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
+    ema: float = option(0.0, "decay of a moving average of the weights, which is saved, as 0.999; 0: none", ge=0, lt=1)
+    ema_evaluated: bool = option(True, "evaluate the moving average, too; else the weights themselves", advanced=True)
     optimizer: str = option(
         "adamw",
         f"{', '.join(OPTIMIZERS)}, or file.py:function of your own, which returns a torch optimizer",

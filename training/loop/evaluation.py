@@ -306,7 +306,8 @@ def progress_reports(emit: Emit, position: Position, total_steps: int) -> Progre
 
 
 def evaluates_local_weights(settings: EvaluationSettings, strategy: Strategy, exchange: Exchange) -> bool:
-    """Whether each member also evaluates its own weights."""
+    """Whether each member also evaluates its own weights: between two synchronisations of a strategy such as DiLoCo
+    they differ, and it shows there whether averaging helps."""
     is_usual = strategy.equal == "never" and len(exchange.members) > 1
     return settings.eval_local == "on" or (settings.eval_local == "auto" and is_usual)
 

@@ -19,6 +19,7 @@ from training.exchange.payloads import documents
 from training.hardware.device import Precision
 from training.numerics.randomness import restore_rng, rng_state
 from training.numerics.schedule import RATE_SHARE
+from training.optimization.weight_average import WeightAverage
 from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
 from training.snapshots.pieces import weight_of
 from training.snapshots.snapshot_store import Snapshot
@@ -39,10 +40,17 @@ def tensors_under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 class TrainingState:
-    """Packs and unpacks model, optimizer, loss scale and random state."""
+    """Packs and unpacks model, optimizer, loss scale, random state, and the average of the weights if there is one."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        average: WeightAverage | None = None,
+    ) -> None:
         self._model, self._optimizer = model, optimizer
+        self._average = average or WeightAverage(model, 0.0)
         self._scaler, self._device = precision.scaler, precision.device
 
     def holds(self, name: str) -> bool:
@@ -102,6 +110,7 @@ class TrainingState:
             prefixed("model", trained)
             | prefixed("buffers", persistent_buffers(self._model))
             | prefixed("optimizer", optimizer_tensors(self._optimizer, self._optimized))
+            | prefixed("ema", self._average.tensors())
         )
 
     def adopt(self, source: Snapshot | JoiningState) -> None:
@@ -113,6 +122,7 @@ class TrainingState:
         _fill(dict(self._model.named_parameters()), tensors_under("model", source.tensors))
         _fill(persistent_buffers(self._model), tensors_under("buffers", source.tensors))
         load_optimizer(self._optimizer, tensors_under("optimizer", source.tensors), self._optimized)
+        self._average.load(tensors_under("ema", source.tensors))
         self._scaler.load_state_dict(source.state["scaler"])
 
 

@@ -34,10 +34,11 @@ from training.loop.state import (
 from training.loop.update import LeftOutSteps, StepFigures, Update
 from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
-from training.numerics.schedule import scaled_learning_rate, scaling_rule
+from training.numerics.schedule import peak_rate
 from training.optimization.backward import loss_problem
 from training.optimization.learning_rates import LearningRates
 from training.optimization.optimizers import build_optimizer, set_learning_rate
+from training.optimization.weight_average import WeightAverage
 from training.records.events import SAVES_MODEL, Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
@@ -115,11 +116,9 @@ class Trainer:
         self.position.set_data(self.task.train, self.local.partition_of(self.rank) if self.local else 0)
         self.position.schedule = None if kind.segment_steps(self.profile.strategy) else self.schedule
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
-        reference_batch = settings.batch_size * settings.gradient_accumulation
         start, norm = start_of(self.profile), settings.max_grad_norm
-        rule = scaling_rule(settings.lr_scaling, start in kind.scales_learning_rate)
-        self.peak_rate = scaled_learning_rate(settings.learning_rate, rule, self.plan.global_batch, reference_batch)
-        self._rates = LearningRates(settings, self.total_steps, self.peak_rate, self.task.lr_scheduler)
+        peak = peak_rate(settings, self.plan.global_batch, start in kind.scales_learning_rate)
+        self._rates = LearningRates(settings, self.total_steps, peak, self.task.lr_scheduler)
         context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
         self.strategy: Strategy = kind(context)
         self.strategy.set_optimizer(self.optimizer)
@@ -134,7 +133,8 @@ class Trainer:
             self.member.batch_size, lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir,
             self._name_of, self.local, layout=self.layout, progress=self.report,
         )  # fmt: skip
-        self.state = TrainingState(self.model, self.optimizer, self.precision)
+        self.average = WeightAverage(model, settings.ema)
+        self.state = TrainingState(self.model, self.optimizer, self.precision, self.average)
         self.last_step = LastStep(self.model, self.device, kind)
         self.update = Update(
             self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm,
@@ -201,20 +201,27 @@ class Trainer:
             self.emit(self.compression.complete_report(report, self.position.step))
         with self.strategy.consensus():
             synchronise_buffers(self.model, self.exchange, "finish")
-            if self.stopping.should_stop:
-                self.stopping.restore(self.model)
-            self.layout.align_ties(self.strategy)
             attempt = 0
-            while not self._evaluate(self.evaluator.splits, attempt):
+            while not self._evaluate_and_save(attempt):
                 if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
+        return ExitCode.DONE
+
+    def _evaluate_and_save(self, attempt: int) -> bool:
+        """Evaluate and save the result; return whether no member stopped meanwhile."""
+        with self.average.in_use(self.strategy, self.exchange, f"ema/finish/{attempt}"):
+            if self.stopping.should_stop:
+                self.stopping.restore(self.model)
+            self.layout.align_ties(self.strategy)
+            if not self._evaluate(self.evaluator.splits, attempt):
+                return False
             if self.rank == min(self.layout.members(self.strategy, self.exchange)):
                 self.report(SAVES_MODEL, 0, None)
                 self.layout.save(self.run_dir)
             elif self.plan.own_folders and (problem := self.layout.save_copy(self.run_dir)):
                 self._warn(f"{self.member.name} {problem}")
-        return ExitCode.DONE
+        return True
 
     # --------------------------------------------------------------------------------------------------- one step
 
@@ -237,6 +244,7 @@ class Trainer:
         self.position.step, self.position.cursor = self.position.step + 1, batches.cursor
         with self.source.turns.lent():
             report = self.strategy.end_step()
+            self.average.update()
         self.last_step.stage = "between"
         self.compression.step(self.exchange.traffic.bytes_sent - sent)
         traffic = self.layout.traffic_with(self.exchange).since(before)
@@ -244,14 +252,8 @@ class Trainer:
         return report
 
     def _evaluate_local_weights(self) -> float:
-        """Evaluate this member's own weights before the strategy ends a step, if their average is evaluated next.
-
-        Between two synchronisations of a strategy such as DiLoCo the members' weights differ: whether averaging helps
-        shows here. After the last step all splits are evaluated, as with the averaged weights.
-
-        Returns:
-            The seconds that it took, which belong to no step.
-        """
+        """Evaluate this member's own weights before the strategy ends a step, if their average is evaluated next, or
+        after the last one all splits; return the seconds that it took, which belong to no step."""
         start, step, wait = time.monotonic(), self.position.step + 1, self.strategy.steps_to_average
         is_last = step >= self.total_steps
         if is_last or (wait is not None and 0 < self.position.next_evaluation <= step + wait):
@@ -302,7 +304,8 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         interval = self.profile.evaluation.interval_in(self.total_steps)
         if interval and self.position.next_evaluation <= self.position.step < self.total_steps:
-            with self.strategy.consensus():
+            average = self.strategy, self.exchange, f"ema/{self.position.step}", self.settings.ema_evaluated
+            with self.strategy.consensus(), self.average.in_use(*average):
                 synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
                 if self._evaluate([split for split in self.evaluator.splits if split == "validation"]):
                     self.position.next_evaluation = (self.position.step // interval + 1) * interval

@@ -177,3 +177,14 @@ def scaled_learning_rate(peak: float, rule: ScalingRule, global_batch: int, refe
     if rule == "sqrt":
         return peak * math.sqrt(ratio)
     return peak
+
+
+def peak_rate(settings: TrainingSettings, global_batch: int, raised: bool) -> float:
+    """Return the peak learning rate of a run whose steps have ``global_batch`` samples.
+
+    Args:
+        raised: whether the strategy says that the rate is to be raised with the batch.
+    """
+    rule = scaling_rule(settings.lr_scaling, raised)
+    reference_batch = settings.batch_size * settings.gradient_accumulation
+    return scaled_learning_rate(settings.learning_rate, rule, global_batch, reference_batch)

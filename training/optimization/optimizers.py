@@ -35,20 +35,21 @@ FUSED_ON = {"cpu", "cuda", "mps"}
 
 
 def state_bytes(settings: TrainingSettings, trainable: int, hidden: int = 0) -> int:
-    """Return the bytes of the optimizer's state; a user's own optimizer is estimated as AdamW.
+    """Return the bytes of the optimizer's state, and of the weights' average; a user's own is estimated as AdamW.
 
     Args:
         trainable: number of trained weights.
         hidden: number of those in hidden matrices, as far as it is known.
     """
+    average = _FP32 * trainable if settings.ema else 0
     match settings.optimizer:
         case "sgd":
-            return _FP32 * trainable if _momentum(settings) else 0
+            return average + (_FP32 * trainable if _momentum(settings) else 0)
         case "muon":
-            return _FP32 * (2 * trainable - min(hidden, trainable))
+            return average + _FP32 * (2 * trainable - min(hidden, trainable))
         case "adafactor":
-            return _FP32 * trainable // 100  # a row and a column of every matrix
-    return 2 * _FP32 * trainable
+            return average + _FP32 * trainable // 100  # a row and a column of every matrix
+    return average + 2 * _FP32 * trainable
 
 
 def build_optimizer(

@@ -13,7 +13,7 @@ import torch
 
 from profiles.errors import RunFailed
 
-_OF_THE_MODEL = {"model", "buffers", "best", "optimizer"}
+_OF_THE_MODEL = {"model", "buffers", "best", "optimizer", "ema"}
 """Groups of a snapshot's tensors that are named after the model's."""
 Cut = Callable[[str, Sequence[int]], tuple[slice, ...] | None]
 """Takes name and shape of a stored tensor; returns what is needed of it by dimension, ``None``: nothing."""
