@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +21,7 @@ from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
 from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
 from app.run_view.member_state import MemberState
-from app.run_view.metrics import amount_text, phase_label, simulated_text
+from app.run_view.metrics import amount_text, phase_label, phase_left_text, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, snapshot_sentence, timeline_entry
@@ -54,8 +55,19 @@ class ProgressDisplay(contextlib.AbstractContextManager["ProgressDisplay"]):
         self.state = state
         self._title = title
 
+    paints = False
+    """Whether it paints over what the terminal echoes."""
+
     def __call__(self, event: Event) -> None:
         self.state = apply(self.state, event)
+
+    def ask(self, question: str) -> None:
+        """Show a question while the run goes on; empty: it is over."""
+        if question:
+            say(question)
+
+    def show_answer(self, typed: str) -> None:
+        """Show what was typed so far, where the terminal does not."""
 
 
 def progress_for(
@@ -77,11 +89,14 @@ def progress_for(
 class LiveProgress(ProgressDisplay):
     """A display that is painted at most four times a second, by a thread of its own."""
 
+    paints = True
+
     def __init__(self, title: str, state: RunState, console: Console) -> None:
         super().__init__(title, state)
+        self._question = self._typed = ""
         self._live = Live(
             console=console,
-            get_renderable=lambda: ProgressPanel(self._title, self.state, time.time()),
+            get_renderable=lambda: ProgressPanel(self._title, self.state, time.time(), self._question + self._typed),
             refresh_per_second=PAINTS_PER_SECOND,
             redirect_stdout=False,
         )
@@ -94,6 +109,12 @@ class LiveProgress(ProgressDisplay):
         with contextlib.suppress(OSError):  # the terminal is gone; the run is not
             self._live.stop()
 
+    def ask(self, question: str) -> None:
+        self._question, self._typed = question, ""
+
+    def show_answer(self, typed: str) -> None:
+        self._typed = typed
+
 
 @dataclass(frozen=True)
 class ProgressPanel:
@@ -102,14 +123,27 @@ class ProgressPanel:
     title: str
     state: RunState
     now: float
+    question: str = ""
+    """A question to the user, below the rest, which gives way to it on a small terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if not self.question:
+            yield from self._picture(options)
+            return
+        question = Text(visible(self.question), style="bold")
+        room = console.height - len(question.wrap(console, options.max_width)) - 1
+        lines = console.render_lines(Group(*self._picture(options)), options, pad=False)
+        for line in lines[: max(1, room)]:
+            yield Segments([*line, Segment.line()])
+        yield question
+
+    def _picture(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         state = self.state
         yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
         yield self._status_line()
         if self._resumes:
-            yield Text(visible("; ".join(start_stages(state))), no_wrap=True, overflow="ellipsis")
-        yield _members(state, narrow=options.max_width < 100)
+            yield Text(visible("; ".join(start_stages(state, self.now))), no_wrap=True, overflow="ellipsis")
+        yield _members(state, self.now, narrow=options.max_width < 100)
         evaluations = state.evaluations if state.status != "completed" else {}  # they are in the result below it
         for split, results in evaluations.items():
             yield Text(visible(evaluation_headline(results, split)), style="cyan")
@@ -150,7 +184,7 @@ class ProgressPanel:
         return line
 
 
-def _members(state: RunState, narrow: bool) -> Table:
+def _members(state: RunState, now: float, narrow: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker", no_wrap=True, overflow="ellipsis", max_width=16)
     table.add_column("state", overflow="fold", max_width=24)
@@ -159,7 +193,7 @@ def _members(state: RunState, narrow: bool) -> Table:
     table.add_column("compute " if narrow else "compute | wait", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
     for member in state.members.values():
-        table.add_row(*_row(member, state.status_of(member), narrow))
+        table.add_row(*_row(member, member.preparing(now) or state.status_of(member), narrow))
     return table
 
 
@@ -167,7 +201,7 @@ def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]
     traffic = bytes_text(member.total.bytes_sent)
     return [
         Text(visible(member.label)),
-        Text(visible(member.preparing or status), style=_STATUS_STYLES.get(status, "")),
+        Text(visible(status), style=_STATUS_STYLES.get(status, "")),
         Text(str(member.step) if member.step else "-"),
         Text(loss_text(member.loss)),
         Text("-" if member.rate is None else throughput_figure(member.rate)),
@@ -237,7 +271,8 @@ class PlainProgress(ProgressDisplay):
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
                     member = self.state.members.get(-1 if event.member is None else event.member)
                     amount = amount_text(event.phase, event.done, event.total)
-                    progress = ", ".join(filter(None, (amount, member.phase_left if member else "")))
+                    left = phase_left_text(member.phase_reports[0], event) if member else ""
+                    progress = ", ".join(filter(None, (amount, left)))
                     self._line(": ".join(filter(None, (phase_label(event.phase), progress))))
             case EvaluationEvent():
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))

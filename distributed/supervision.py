@@ -27,6 +27,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.resuming import covered_step, held_parts, recut
 from distributed.run.cut_off import CutOff
 from distributed.run.lasting_run import LastingRun
+from distributed.run.machine_stages import MachineStages
 from distributed.run.returning_run import ReturningRun
 from distributed.run.run_machines import (
     MachineRoute,
@@ -171,9 +172,7 @@ class Supervisor:
     def _prepare(self, link: MachineLink) -> None:
         """Send agent, code and data to one machine; its workers then start independently of the other machines."""
         phases = PhaseTimer(self._note, whole_process=False)
-        link.put_agent()
-        phases.end("machine: connected")
-        self._send_inputs(link)
+        self._send_files(link, lambda: phases.end("machine: connected"))
         phases.end("machine: code and data")
         with self._lock:
             self._prepared_count += 1
@@ -214,21 +213,18 @@ class Supervisor:
             self._prepared.setdefault(link.name, _done())
         return ranks
 
-    def _send_files(self, link: MachineLink) -> None:
+    def _send_files(self, link: MachineLink, see_connected: Callable[[], None] = lambda: None) -> None:
+        """Send agent and missing inputs; the worker starts next."""
+        ranks = self.ranks(link.name) if link.name in self._links else ()
+        stages = MachineStages(link, ranks, (self._start_watch, self._note))
+        stages.connecting()
         link.put_agent()
-        self._send_inputs(link)
-
-    def _send_inputs(self, link: MachineLink) -> None:
-        """Send the missing inputs, with progress events."""
-        rank = self.ranks(link.name)[0] if link.name in self._links else None
-        phase = "bytes copied on this computer" if link.machine.is_local else f"bytes to {link.name}"
-
-        def report_progress(done: int, total: int) -> None:
-            self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
-
+        see_connected()
+        stages.reading_files()
         inputs = self._block_inputs.of(link, self._inputs.result())
         self._trees[link.name] |= inputs.links
-        send_trees(link, inputs.trees.values(), report_progress)
+        send_trees(link, inputs.trees.values(), stages.sent)
+        stages.loading_program()
 
     def _add_machine(self, entry: Machine) -> tuple[int, ...]:
         """Add a machine that is not in the plan; return the ranks of its members."""

@@ -82,7 +82,7 @@ def headline(view: RunView) -> RunHeadline:
     if state.status == "paused":
         return RunHeadline("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (view.launched or any(member.step for member in states)):
-        return RunHeadline("starting", "Starting", (present, *start_stages(state)))
+        return RunHeadline("starting", "Starting", (present, *start_stages(state, now)))
     stage = end_stage(state, far=view.plan is not None and view.plan.own_folders)
     end = _done_at(view)
     is_told = bool(end) and stage.startswith(LAST_EVALUATION) and not end[0].endswith(" 0:00")
@@ -231,14 +231,14 @@ def _progress(state: RunState) -> tuple[str, ...]:
     return (f"step {state.steps_text}",) if state.step else ()
 
 
-def start_stages(state: RunState) -> Sequence[str]:
+def start_stages(state: RunState, now: float) -> Sequence[str]:
     """Return what is under way in a start: the preparation that is furthest behind, with its progress."""
     busy = [member for member in state.members.values() if member.phase]
     if not busy:
         done, _, total = state.phase.rpartition(" ")[2].partition("/")
         stage = state.phase if done != total else _loading(state) or state.phase
         return (stage,) if stage else ()
-    return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing,)
+    return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing(now),)
 
 
 def _loading(state: RunState) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from app.run_view.metrics import phase_left_text, phase_text
+from app.run_view.metrics import phase_progress_text
 from training.records.events import (
     ErrorEvent,
     MachineEvent,
@@ -135,10 +135,8 @@ class MemberState:
     """Name of the work that is no step: preparing, evaluating, saving."""
     phase_done: int = 0
     phase_total: int | None = None
-    phase_left: str = ""
-    """Time left of that work, as text; empty: not known yet."""
-    phase_begun: ProgressEvent | None = None
-    """Its first report."""
+    phase_reports: tuple[ProgressEvent, ...] = ()
+    """First and newest report of that work."""
     step: int = 0
     epoch: float = 0.0
     loss: float | None = None
@@ -202,11 +200,9 @@ class MemberState:
         """Its name, or ``member RANK`` before it has reported one."""
         return self.name or f"member {self.rank}"
 
-    @property
-    def preparing(self) -> str:
-        """Its work that is no step: ``features 3/10, 0:40 left``; empty while there is none."""
-        text = phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
-        return ", ".join(filter(None, (text, self.phase_left if text else "")))
+    def preparing(self, now: float) -> str:
+        """Return its work that is no step, with the time left: ``features 3/10, 0:40 left``; empty: there is none."""
+        return phase_progress_text(self.phase_reports[0], self.phase_reports[-1], now) if self.phase else ""
 
     @property
     def throttled(self) -> bool:
@@ -304,9 +300,8 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
         case ProgressEvent():
             works = not member.active or member.status in ("joined", "ready", "training")
             status = member.status if works else "preparing"  # a machine that is brought back is not back yet
-            begun = member.phase_begun if member.phase == event.phase and member.phase_begun is not None else event
-            left = phase_left_text(begun, event)
-            member = changed(member, status=status, phase_begun=begun, phase_left=left)
+            begun = member.phase_reports[:1] if member.phase == event.phase else (event,)
+            member = changed(member, status=status, phase_reports=(*begun, event))
             return changed(member, phase=event.phase, phase_done=event.done, phase_total=event.total)
         case StepEvent():
             return _step(member, event)
@@ -356,7 +351,7 @@ def _gone(member: MemberState, status: str, why: str) -> MemberState:
     """Mark a member as gone. One in trouble keeps its status and first cause: later ones follow from it."""
     if member.status in TROUBLE:
         return changed(member, message=member.message or why)
-    return changed(member, status=status, message=why, times_lost=member.times_lost + (status == "lost"))
+    return changed(member, status=status, message=why, phase="", times_lost=member.times_lost + (status == "lost"))
 
 
 def _step(member: MemberState, event: StepEvent) -> MemberState:

@@ -124,6 +124,22 @@ def amount_text(phase: str, done: int, total: int | None) -> str:
     return f"{shown(done)}/{shown(total)}" if total else shown(done)
 
 
+def phase_progress_text(begun: ProgressEvent, newest: ProgressEvent, now: float) -> str:
+    """Return a phase with the time that it still takes, or, where it counts nothing, takes already: ``features 3/10,
+    0:40 left``, ``loading the program on anna, 0:12 so far``.
+
+    Args:
+        begun: its first report.
+        now: Unix time.
+    """
+    since = max(0.0, now - begun.time)
+    counts = bool(amount_text(newest.phase, newest.done, newest.total))
+    time = (
+        phase_left_text(begun, newest) if counts else f"{duration_text(since)} so far" if since >= _PACE_AFTER else ""
+    )
+    return ", ".join(filter(None, (phase_text(newest.phase, newest.done, newest.total), time)))
+
+
 def phase_left_text(begun: ProgressEvent, newest: ProgressEvent) -> str:
     """Return how long a phase still takes at the pace since its first report: ``1:23 left``; empty: not known yet."""
     done, seconds = newest.done - begun.done, newest.time - begun.time

@@ -288,14 +288,15 @@ class StartWatch:
 
     def _is_preparing(self, rank: int) -> bool:
         work = self._work.get(rank)
-        return rank in self._status and work is not None and (work.total is None or work.done < work.total)
+        return work is not None and (work.total is None or work.done < work.total)
 
     def _obstacle(self, rank: int) -> str:
         """Return what keeps a member from joining."""
+        if self._is_preparing(rank):
+            stage = self._work[rank].phase
+            return "its files are being sent" if stage.startswith("bytes ") else f"it is preparing ({stage})"
         if rank not in self._status:
             return "its worker has not started yet"
-        if self._is_preparing(rank):
-            return f"it is preparing ({self._work[rank].phase})"
         if rank not in self._dialling:
             return "its worker is still starting"
         return "its worker runs and has not reached the coordinator; does a firewall block it?"

@@ -9,7 +9,7 @@ from app.run_view.figures import stages_times_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.timeline import KEPT_NOTICES
-from training.records.events import Event, MachineEvent, MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.records.events import ErrorEvent, Event, MachineEvent, MemberEvent, ProgressEvent, RunEvent, WarningEvent
 
 
 def test_a_step_shows_in_its_member() -> None:
@@ -47,11 +47,21 @@ def test_work_that_is_no_step_has_a_time_left_from_its_own_pace() -> None:
         return ProgressEvent(member=0, time=at, phase="features", done=done, total=10)
 
     state = reduce_events([progress(100.0, 0), progress(101.0, 1)])
-    assert state.members[0].preparing == "features 1/10"  # too early to tell
+    assert state.members[0].preparing(204.0) == "features 1/10"  # too early to tell
     state = reduce_events([progress(110.0, 5)], state)
-    assert state.members[0].preparing == "features 5/10, 0:10 left"
+    assert state.members[0].preparing(204.0) == "features 5/10, 0:10 left"
     again = [step(1, member=0), progress(200.0, 0), progress(204.0, 1)]
-    assert reduce_events(again, state).members[0].preparing == "features 1/10, 0:36 left"
+    assert reduce_events(again, state).members[0].preparing(204.0) == "features 1/10, 0:36 left"
+
+
+def test_work_that_counts_nothing_says_how_long_it_takes_already() -> None:
+    """No stage stands still without a clock; it ends with the worker's own report, and with a failure."""
+    loading = ProgressEvent(member=0, time=100.0, phase="loading the program on b", done=0)
+    state = reduce_events([loading])
+    assert state.members[0].preparing(101.0) == "loading the program on b"
+    assert state.members[0].preparing(172.0) == "loading the program on b, 1:12 so far"
+    for end in (MemberEvent(member=0, time=172.0, status="started"), ErrorEvent(member=0, time=172.0, message="x")):
+        assert reduce_events([end], state).members[0].preparing(173.0) == ""
 
 
 def test_time_left_follows_the_slowest_member() -> None:

@@ -14,6 +14,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation.members import plan_run
 from distributed.run import run_machines
+from distributed.run.machine_stages import MachineStages
 from distributed.run.run_machines import MachineRoute, StartWatch, ensure_reachable
 from distributed.ssh.errors import ForwardRefused, NoRoute
 from distributed.ssh.forward import Forward
@@ -186,6 +187,28 @@ def test_every_missing_machine_and_its_reason() -> None:
     assert [warning.awaited for warning in warnings] == ["b", "c", "d", "e"]
     watch(MemberEvent(member=3, status="started"))
     assert [warning.message for warning in watch.missing()] == ["waiting for d: its worker is still starting"]
+
+
+def test_who_waits_for_a_machine_hears_its_stage() -> None:
+    """From the first connection on: a worker whose imports take minutes is no worker that has not started."""
+    watch, reports = StartWatch(["a", "b"]), list[ProgressEvent]()
+    stages = MachineStages(MachineLink(Machine(name="b"), Forwarding, "127.0.0.1"), (1,), (watch, reports.append))
+    watch(MemberEvent(member=0, status="joined"))
+    stages.connecting()
+    assert [warning.message for warning in watch.missing()] == ["waiting for b: it is preparing (connecting to b)"]
+    stages.sent(1, 2)
+    assert [warning.message for warning in watch.missing()] == ["waiting for b: its files are being sent"]
+    stages.sent(2, 2)
+    assert [warning.message for warning in watch.missing()] == [
+        "waiting for b: it is preparing (checking the files on b)"
+    ]
+    stages.loading_program()
+    assert [report.phase for report in reports[-3:]] == [
+        "bytes to b",
+        "checking the files on b",
+        "loading the program on b",
+    ]
+    assert {report.member for report in reports} == {1}
 
 
 def test_while_all_prepare_nobody_is_waited_for() -> None:

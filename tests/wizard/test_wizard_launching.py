@@ -25,6 +25,7 @@ from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import log_stem
 
 CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\ncoordinator_port = 4711\n"
+NOW = 1000.0
 STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0)
 
 
@@ -42,24 +43,24 @@ def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
         MemberEvent(member=0, status="started"),
         MemberEvent(member=0, status="ready"),
     ]
-    launch = grid(*events).launch(tmp_path)
+    launch = grid(*events).launch(tmp_path, NOW)
     assert launch.steps == STEPS and launch.run == str(tmp_path) and not grid(*events).ready
     assert [sum(cell is ItemStatus.OK for cell in row.cells) for row in launch.rows] == [4, 2]
     steps = [STEP.model_copy(update={"member": rank}) for rank in (0, 1)]
     assert grid(*events, *steps).ready
-    launch = grid(*events, *steps).launch(tmp_path)
+    launch = grid(*events, *steps).launch(tmp_path, NOW)
     assert {cell for row in launch.rows for cell in row.cells} == {ItemStatus.OK}
 
 
 def test_a_row_says_what_its_machine_prepares_and_how_far_it_is(tmp_path: Path) -> None:
     started = MemberEvent(member=0, status="started")
     features = ProgressEvent(member=0, phase="preparing the recordings (train)", done=300, total=3880)
-    row, other = grid(started, features).launch(tmp_path).rows
+    row, other = grid(started, features).launch(tmp_path, NOW).rows
     assert (row.phase, other.phase) == ("preparing the recordings (train) 300/3880", "")
     later = features.model_copy(update={"time": features.time + 60.0, "done": 1880})
-    phase = grid(started, features, later).launch(tmp_path).rows[0].phase
+    phase = grid(started, features, later).launch(tmp_path, NOW).rows[0].phase
     assert phase == "preparing the recordings (train) 1880/3880, 1:16 left"
-    assert grid(started, features, MemberEvent(member=0, status="ready")).launch(tmp_path).rows[0].phase == ""
+    assert grid(started, features, MemberEvent(member=0, status="ready")).launch(tmp_path, NOW).rows[0].phase == ""
 
 
 def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
@@ -69,10 +70,10 @@ def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
         MemberEvent(member=1, status="started"),
         ErrorEvent(member=1, message="no memory", hint="a smaller batch"),
     )
-    row = grid(*events).launch(tmp_path).rows[1]
+    row = grid(*events).launch(tmp_path, NOW).rows[1]
     assert (row.status, row.cause, row.fix) == (ItemStatus.FAILED, "no memory", "a smaller batch")
     assert row.cells[3] is ItemStatus.FAILED and row.log[-1] == "line 99"
-    assert grid(*events).launch(tmp_path).rows[0].status is ItemStatus.WORKING
+    assert grid(*events).launch(tmp_path, NOW).rows[0].status is ItemStatus.WORKING
 
 
 def test_a_member_has_its_own_log_whatever_its_name(tmp_path: Path) -> None:
@@ -94,8 +95,8 @@ def test_machines_that_refuse_have_a_row_each() -> None:
 
 
 def test_events_of_strangers_change_nothing() -> None:
-    before = grid().launch(Path("x"))
-    assert grid(STEP, STEP.model_copy(update={"member": 7})).launch(Path("x")) == before
+    before = grid().launch(Path("x"), NOW)
+    assert grid(STEP, STEP.model_copy(update={"member": 7})).launch(Path("x"), NOW) == before
 
 
 def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:

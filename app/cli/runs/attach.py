@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from app.cli.arguments import OUTPUT, AnyRun, Ascii, Detach, Json, Output
+from app.cli.runs.question import Question
 from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.dashboard.log_book import log_lines
@@ -49,6 +50,8 @@ _START_PATIENCE = 60.0
 _LOOK = 0.05
 _HANDOVER_PATIENCE = 10.0
 """Seconds in which a resumed run passes from the command's process to its own."""
+QUESTION = "[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? then Enter: "
+"""After Ctrl-C; another Ctrl-C detaches."""
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 
 
@@ -216,28 +219,32 @@ def show_run(
     write = ascii_lines() if ascii_only else None
     begun = next((event.time for event in read_events(path / "events.jsonl")), None)
     progress = progress_for(title_of(follower.plan), write=write, begun=begun)
-    events = follower.events()
-    visit, signals, greeted = Visit(path), [], not person(as_json)
-    with heard_by(lambda number, frame: signals.append(number)):
-        while True:
-            with progress:
-                for event in events:
-                    if event is not None:
-                        visit.note(event, progress.state)
-                        progress(event)
-                    elif not greeted:
-                        greeted = _greet(visit, progress.state)
-                    if signals:
-                        break
-                else:
+    visit, signals, greeted = Visit(path), list[int](), not person(as_json)
+    leaves = False
+    with heard_by(lambda number, frame: signals.append(number)), progress, contextlib.ExitStack() as asking:
+        question: Question | None = None
+        for event in follower.events():
+            if event is not None:
+                visit.note(event, progress.state)
+                progress(event)
+            elif not greeted:
+                greeted = _greet(visit, progress.state)
+            choice = question.answer() if question is not None else None
+            number = signals.pop(0) if signals else None
+            if number is not None and question is None and _can_be_asked(number):
+                question = asking.enter_context(Question(QUESTION, progress))
+            elif number is not None:  # once more, or nobody can be asked
+                choice = ""
+            if choice is not None:
+                question = None
+                asking.close()
+                if leaves := not _ends(path, choice):
                     break
-            number = signals.pop()
-            signals.clear()
-            if _leave(path, number):
-                if person(as_json):
-                    visit.leave(time.time())
-                return ExitCode.DONE
-            progress = progress_for(title_of(follower.plan), progress.state, write, begun)
+    if leaves:
+        _goes_on(path)
+        if person(as_json):
+            visit.leave(time.time())
+        return ExitCode.DONE
     ended = follower.ended(progress.state)
     if not greeted:
         _greet(visit, ended.state)
@@ -254,19 +261,18 @@ def _greet(visit: Visit, state: RunState) -> bool:
     return True
 
 
-def _leave(path: Path, number: int) -> bool:
-    """Ask what Ctrl-C should do; return whether to stop watching. Without a terminal: detach."""
-    choice = "d"
-    if number == signal.SIGINT and sys.stdin.isatty():
-        say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? then Enter: ")
-        with contextlib.suppress(OSError, InterruptedError):
-            choice = sys.stdin.readline().strip().lower()[:1]
-    if (action := _ACTIONS.get(choice)) is not None:
+def _can_be_asked(number: int) -> bool:
+    """Whether a signal is the user's Ctrl-C; others, and those without a terminal, detach."""
+    return number == signal.SIGINT and sys.stdin.isatty()
+
+
+def _ends(path: Path, choice: str) -> bool:
+    """Carry out the answer to :data:`QUESTION`; return whether the run is to end, which is watched on."""
+    action = _ACTIONS.get(choice.strip().lower()[:1])
+    if action is not None:
         leave_request(path, action)
         say(stopping(path, action))
-        return False
-    _goes_on(path)
-    return True
+    return action is not None
 
 
 # ----------------------------------------------------------------------------------------------------------------- logs

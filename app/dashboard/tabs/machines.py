@@ -191,7 +191,7 @@ def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
         command = f"{command_about(picture.path, 'runs', 'ask')} add {shlex.quote(picture.name(member.rank))}"
         lines.append(literal(f"it does not come back by itself; add it: {command}", "$text-accent"))
     if member.phase:
-        lines.append(literal(member.preparing, "$text-muted"))
+        lines.append(literal(member.preparing(picture.now), "$text-muted"))
     if member.times_lost and member.active:
         times = "once" if member.times_lost == 1 else f"{member.times_lost} times"
         lines.append(literal(f"was lost {times} and came back", "$text-muted"))

@@ -50,7 +50,9 @@ def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
     mark, word = mark_of(member, picture)
     if member.active and member.rate is not None and word != "paused":
         word = f"{throughput_figure(min(member.rate, 99999)):>6}/s{share_text(member.shares[1]):>6}"
-    preparing = member.preparing if len(picture.state.members) > 1 else ""  # of one alone the headline says it
+    preparing = (
+        member.preparing(picture.now) if len(picture.state.members) > 1 else ""
+    )  # of one alone the headline says it
     name = picture.name(member.rank)
     why = member.message.removeprefix(f"{name}: ")  # it stands beside the words
     words = why if not member.active and why else preparing or member.device

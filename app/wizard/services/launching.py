@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.follow import Follower
-from app.run_view.metrics import phase_left_text, phase_text
+from app.run_view.metrics import phase_progress_text
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
@@ -100,7 +100,7 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
     for event in follower.events():
         if event is not None:
             grid.take(event)
-        launch = grid.launch(path)
+        launch = grid.launch(path, follower.now())
         if launch != shown:
             see(launch)
             shown = launch
@@ -119,10 +119,8 @@ class Grid:
         self.names = [member.name for member in plan.members]
         self.done = [_CHECKED] * plan.world_size
         self.problems: dict[int, tuple[str, str]] = {}
-        self.phases: dict[int, str] = {}
-        """What each member prepares, with its progress."""
-        self._phase_starts: dict[int, ProgressEvent] = {}
-        """First report of the phase of each member."""
+        self._phases: dict[int, tuple[ProgressEvent, ProgressEvent]] = {}
+        """First and newest report of what each member prepares."""
 
     def take(self, event: Event) -> None:
         """Apply one event."""
@@ -133,13 +131,10 @@ class Grid:
             return
         self.done[rank] = max(self.done[rank], reached)
         if isinstance(event, ProgressEvent):
-            begun = self._phase_starts.get(rank)
-            if begun is None or begun.phase != event.phase:
-                begun = self._phase_starts[rank] = event
-            text = phase_text(event.phase, event.done, event.total)
-            self.phases[rank] = ", ".join(filter(None, (text, phase_left_text(begun, event))))
+            begun = self._phases.get(rank, (event, event))[0]
+            self._phases[rank] = (begun if begun.phase == event.phase else event, event)
         elif reached:
-            self.phases.pop(rank, None)
+            self._phases.pop(rank, None)
         if isinstance(event, ErrorEvent):
             self.problems.setdefault(rank, (event.message, event.hint))
         elif isinstance(event, MemberEvent) and event.status in ("failed", "lost"):
@@ -150,15 +145,21 @@ class Grid:
         """Whether every member has completed a step."""
         return all(count == _TRAINS for count in self.done)
 
-    def launch(self, path: Path) -> LaunchProgress:
-        """Return the progress so far."""
+    def launch(self, path: Path, now: float) -> LaunchProgress:
+        """Return the progress at the Unix time ``now``."""
         rows = []
         for rank, (name, count) in enumerate(zip(self.names, self.done)):
             problem = self.problems.get(rank)
             status = ItemStatus.FAILED if problem else ItemStatus.OK if count == _TRAINS else ItemStatus.WORKING
             row = _row(name, count, status, problem, tail(path / "logs", name) if problem else ())
-            rows.append(row if problem else replace(row, phase=self.phases.get(rank, "")))
+            rows.append(row if problem else replace(row, phase=self._phase(rank, now)))
         return LaunchProgress(STEPS, tuple(rows), str(path))
+
+    def _phase(self, rank: int, now: float) -> str:
+        if rank not in self._phases:
+            return ""
+        begun, newest = self._phases[rank]
+        return phase_progress_text(begun, newest, now)
 
 
 def _reached(event: Event) -> int:
