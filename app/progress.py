@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -71,7 +71,12 @@ class ProgressDisplay(contextlib.AbstractContextManager["ProgressDisplay"]):
 
 
 def progress_for(
-    title: str, state: RunState | None = None, write: Callable[[str], None] | None = None, begun: float | None = None
+    title: str,
+    state: RunState | None = None,
+    write: Callable[[str], None] | None = None,
+    begun: float | None = None,
+    names: Mapping[int, str] | None = None,
+    since: int | None = None,
 ) -> ProgressDisplay:
     """Return the display that fits where stderr goes.
 
@@ -80,9 +85,11 @@ def progress_for(
         state: the state so far, for a run that is resumed.
         write: takes plain lines, also on a terminal.
         begun: when the run began, if its past is shown, too.
+        names: planned names of the members, by rank.
+        since: number of the last event before it is resumed; until another one comes, a live display says that.
     """
     if interactive() and write is None:
-        return LiveProgress(title, state or RunState(), diagnostics())
+        return LiveProgress(title, state or RunState(), diagnostics(), names, since)
     return PlainProgress(title, state, write or say, begun=begun)
 
 
@@ -91,12 +98,20 @@ class LiveProgress(ProgressDisplay):
 
     paints = True
 
-    def __init__(self, title: str, state: RunState, console: Console) -> None:
+    def __init__(
+        self,
+        title: str,
+        state: RunState,
+        console: Console,
+        names: Mapping[int, str] | None = None,
+        since: int | None = None,
+    ) -> None:
         super().__init__(title, state)
+        self._names, self._since = names or {}, since
         self._question = self._typed = ""
         self._live = Live(
             console=console,
-            get_renderable=lambda: ProgressPanel(self._title, self.state, time.time(), self._question + self._typed),
+            get_renderable=self.panel,
             refresh_per_second=PAINTS_PER_SECOND,
             redirect_stdout=False,
         )
@@ -108,6 +123,16 @@ class LiveProgress(ProgressDisplay):
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone; the run is not
             self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if self._since is not None and (event.seq is None or event.seq > self._since):
+            self._since = None
+
+    def panel(self) -> ProgressPanel:
+        """Return what is painted now."""
+        question, is_past = self._question + self._typed, self._since is not None
+        return ProgressPanel(self._title, self.state, time.time(), self._names, question, is_past)
 
     def ask(self, question: str) -> None:
         self._question, self._typed = question, ""
@@ -123,8 +148,12 @@ class ProgressPanel:
     title: str
     state: RunState
     now: float
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Planned names of the members, which have reported none before their workers start."""
     question: str = ""
     """A question to the user, below the rest, which gives way to it on a small terminal."""
+    is_past: bool = False
+    """Whether the state is that before a resume which has not begun yet."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if not self.question:
@@ -140,10 +169,13 @@ class ProgressPanel:
     def _picture(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         state = self.state
         yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
+        if self.is_past:
+            yield Text(f"resuming from step {self.state.resume_step or 0}")
+            return
         yield self._status_line()
         if self._resumes:
             yield Text(visible("; ".join(start_stages(state, self.now))), no_wrap=True, overflow="ellipsis")
-        yield _members(state, self.now, narrow=options.max_width < 100)
+        yield _members(state, self.names, self.now, narrow=options.max_width < 100)
         evaluations = state.evaluations if state.status != "completed" else {}  # they are in the result below it
         for split, results in evaluations.items():
             yield Text(visible(evaluation_headline(results, split)), style="cyan")
@@ -184,7 +216,7 @@ class ProgressPanel:
         return line
 
 
-def _members(state: RunState, now: float, narrow: bool) -> Table:
+def _members(state: RunState, names: Mapping[int, str], now: float, narrow: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker", no_wrap=True, overflow="ellipsis", max_width=16)
     table.add_column("state", overflow="fold", max_width=24)
@@ -193,14 +225,16 @@ def _members(state: RunState, now: float, narrow: bool) -> Table:
     table.add_column("compute " if narrow else "compute | wait", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
     for member in state.members.values():
-        table.add_row(*_row(member, member.preparing(now) or state.status_of(member), narrow))
+        table.add_row(
+            *_row(member, state.name(member.rank, names), member.preparing(now) or state.status_of(member), narrow)
+        )
     return table
 
 
-def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]:
+def _row(member: MemberState, name: str, status: str, narrow: bool) -> list[RenderableType]:
     traffic = bytes_text(member.total.bytes_sent)
     return [
-        Text(visible(member.label)),
+        Text(visible(name)),
         Text(visible(status), style=_STATUS_STYLES.get(status, "")),
         Text(str(member.step) if member.step else "-"),
         Text(loss_text(member.loss)),

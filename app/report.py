@@ -25,6 +25,7 @@ from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
 from training.records.plan import SCRIPT, RunMetadata, RunPlan
 from training.records.runs import RunSummary, finished_model, lost_members
+from training.run.outcome import unmerged_text
 
 
 def title_of(plan: RunPlan) -> str:
@@ -76,7 +77,9 @@ def completed_lines(ended: EndedRun) -> list[str]:
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_members(ended.metrics):
-        lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
+        gone = unmerged_text(ended.state.unmerged)
+        words = f"{', '.join(lost)}{f', with {gone}' if gone else ''}; the others completed the work"
+        lines.append(f"lost    {visible(words)}")
     if ended.plan.is_staged:
         lines.append(f"layers  {visible(plan_stages_text(ended.plan))}")
     if stages := stages_times_text(ended.state):

@@ -47,6 +47,13 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
+def age_text(seconds: float | None) -> str:
+    """For how long something is so already: ``4 s``, ``3 min`` or ``2 h 6 min``; ``-`` if unknown."""
+    if seconds is None:
+        return _DASH
+    return span_text(round(seconds) if seconds < 100 else 60 * round(seconds / 60))
+
+
 def span_text(seconds: float) -> str:
     """Length of time in a sentence, as of a limit, an age or an absence: ``0.5 s``, ``30 s``, ``1 min 40 s``,
     ``12 min``, ``7 h 12 min``, ``2 days 3 h``."""

@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from app.console import answered_yes, say_error, show_json, show_line
+from app.console import answered_yes, say, say_error, show_json, show_line, visible
 from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -67,6 +69,31 @@ def heard_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+class PacedLines:
+    """Says lines about preparing machines; of those that count one piece of work of a machine, one every ten seconds.
+
+    Args:
+        write: takes a line.
+        clock: seconds, for tests.
+    """
+
+    INTERVAL = 10.0
+
+    def __init__(self, write: Callable[[str], None] = say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._due: dict[tuple[str, ...], float] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, line: str) -> None:
+        words = getattr(line, "words", "")  # of an installation's progress; its first two say what it counts
+        kind, now = (getattr(line, "machine", ""), *words.split()[:2]), self._clock()
+        with self._lock:
+            if words and now < self._due.get(kind, now):
+                return
+            self._due[kind] = now + self.INTERVAL
+        self._write(visible(line))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.timeline import TimelineEntry, chronological
 from app.run_view.view import RunView
 from distributed.planning.run_time import SLOWER_BELOW, took_text
-from profiles.quantities import clock_text, duration_text, machine_text, share_text, span_text
+from profiles.quantities import age_text, clock_text, duration_text, machine_text, share_text, span_text
 from training.records.attempts import starting_seconds_in
 from training.records.events import EVALUATES, SAVES_MODEL
 
@@ -250,10 +250,10 @@ def _loading(state: RunState) -> str:
 
 
 def _why(member: MemberState, now: float) -> str:
-    """Return ``pc lost (silent for 5 s)``, and later ``pc lost 2:10 ago``."""
+    """Return ``pc lost (silent for 5 s)``, and later ``pc lost 2 min ago``."""
     name, seconds = f"{machine_text(member.label)} {member.status}", now - (member.since or now)
     if member.status == "lost" and seconds >= _LONG_LOST:
-        return f"{name} {duration_text(seconds)} ago"
+        return f"{name} {age_text(seconds)} ago"
     return f"{name} ({member.message})" if member.message else name
 
 

@@ -21,6 +21,7 @@ from training.records.events import (
     WarningEvent,
     WaysEvent,
 )
+from training.run.outcome import merged_step
 
 WINDOW_SECONDS = 30.0
 """Speeds and shares are means over this much of the past ..."""
@@ -138,6 +139,8 @@ class MemberState:
     phase_reports: tuple[ProgressEvent, ...] = ()
     """First and newest report of that work."""
     step: int = 0
+    merged_step: int = 0
+    """The newest of its steps that the others have a share of."""
     epoch: float = 0.0
     loss: float | None = None
     learning_rate: float | None = None
@@ -307,7 +310,7 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
             return _step(member, event)
         case SyncEvent():
             recent = (*member.recent_syncs, event)[-KEPT_SYNCS:]
-            return changed(member, recent_syncs=recent, work=member.work.with_sync(event))
+            return changed(member, recent_syncs=recent, work=member.work.with_sync(event), merged_step=event.step)
         case MachineEvent():
             return changed(
                 member,
@@ -364,6 +367,7 @@ def _step(member: MemberState, event: StepEvent) -> MemberState:
         began=member.began or (event.time, event.step),
         phase="",
         step=event.step,
+        merged_step=merged_step(event, member.merged_step),
         epoch=event.epoch,
         loss=event.loss if event.weight else member.loss,
         learning_rate=event.learning_rate,

@@ -158,7 +158,14 @@ class RunState:
     @property
     def saved_progress(self) -> str:
         """Text of what an unfinished run has saved, and what is lost."""
-        return progress_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
+        newest = max((member.step for member in self.members.values()), default=0)
+        return progress_text(self.resume_step, newest, self.unmerged)
+
+    @property
+    def unmerged(self) -> dict[str, int]:
+        """Steps of lost machines that no synchronisation holds, by name."""
+        lost = [self.members[rank] for rank in self.lost]
+        return {member.label: max(0, member.step - member.merged_step) for member in lost}
 
     def seconds(self, now: float) -> float:
         """Return how long the run has taken up to ``now``: the time in its attempts."""

@@ -254,7 +254,8 @@ class MeasuringProgress(str):
     """Seconds that its work, and what follows as far as it is known, probably takes; ``None``: not known."""
 
     def __new__(cls, machine: str, work: str, left: float | None = None) -> MeasuringProgress:
-        progress = super().__new__(cls, f"{machine}: {work}{left_text(left)}")
+        name = "this computer" if machine == "localhost" else machine
+        progress = super().__new__(cls, f"{name}: {work}{left_text(left)}")
         progress.machine, progress.work, progress.left = machine, work, left
         return progress
 

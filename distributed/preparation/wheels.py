@@ -132,8 +132,9 @@ class _Collection:
         def see(line: str) -> None:
             log.describe(line)
             if package := _PACKAGE.match(line):
-                amount = f" ({log.fetched} of {log.packages}, {bytes_text(log.bytes)} so far)" if log.bytes else ""
-                self.say(InstallProgress(f"collecting {package[1]}{amount}", log.share))
+                size = f", {bytes_text(log.bytes)} so far" if log.bytes else ""
+                words = f"collecting packages: {log.fetched} of {log.packages} ({package[1]}{size})"
+                self.say(InstallProgress(words, log.share))
 
         wheels = str(self.folder / "wheels")
         sources = ["-r", self._written("requirements.txt", "\n".join(packages)), "--find-links", wheels]

@@ -225,6 +225,33 @@ def test_painting_does_not_follow_the_events() -> None:
     assert f"{number}" in stream.getvalue()
 
 
+def test_a_resumed_run_says_so_until_it_begins_again() -> None:
+    """Its past, that it was stopped, is no state of the run that starts."""
+    snapshot = SnapshotEvent(member=0, seq=2, step=40, path="a", bytes=1, seconds=0.1, live=(0,))
+    past: list[Event] = [*RUNNING, snapshot, RunEvent(seq=3, status="cancelled", message="stopped", time=50.0)]
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    display = LiveProgress("demo", reduce_events(past), console, since=3)
+    assert shown(display) == "demo\nresuming from step 40\n"
+    display(past[-1])
+    assert shown(display) == "demo\nresuming from step 40\n"
+    display(ProgressEvent(member=1, seq=4, phase="connecting to b", done=0))
+    assert "resuming" not in shown(display)
+
+
+def test_a_worker_that_has_not_started_has_its_planned_name() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    display = LiveProgress("demo", RunState(), console, names={0: "larder"})
+    display(ProgressEvent(member=0, phase="connecting to larder", done=0))
+    assert "connecting to larder" in shown(display) and "member 0" not in shown(display)
+
+
+def shown(display: LiveProgress) -> str:
+    console = Console(width=80, height=24)
+    with console.capture() as captured:
+        console.print(display.panel())
+    return captured.get()
+
+
 def test_without_a_terminal_the_display_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_for("title") as display:
         display(WarningEvent(message="x"))

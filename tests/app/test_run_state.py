@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
@@ -9,7 +11,17 @@ from app.run_view.figures import stages_times_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.timeline import KEPT_NOTICES
-from training.records.events import ErrorEvent, Event, MachineEvent, MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.records.events import (
+    ErrorEvent,
+    Event,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    WarningEvent,
+)
+from training.run.stopping import ProgressMonitor
 
 
 def test_a_step_shows_in_its_member() -> None:
@@ -62,6 +74,26 @@ def test_work_that_counts_nothing_says_how_long_it_takes_already() -> None:
     assert state.members[0].preparing(172.0) == "loading the program on b, 1:12 so far"
     for end in (MemberEvent(member=0, time=172.0, status="started"), ErrorEvent(member=0, time=172.0, message="x")):
         assert reduce_events([end], state).members[0].preparing(173.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "sent", "lost"),
+    [(7, (), " of the run, and c's last 3 steps"), (4, (), ""), (7, (5, 6, 7), "")],
+)
+def test_steps_of_a_lost_machine_that_nobody_has_are_no_zero(steps: int, sent: Sequence[int], lost: str) -> None:
+    """What it sent in a step, or merged after the fourth, the others have; what it did since is gone with it."""
+    taken: list[Event] = [step(n, member=1, bytes_sent=9 * (n in sent)) for n in range(1, steps + 1)]
+    taken.insert(4, sync(1, member=1, step=4))
+    kept = SnapshotEvent(member=0, step=9, path="a", bytes=1, seconds=0.1, live=(0, 1))
+    events = [*taken, step(9), kept, MemberEvent(member=1, status="lost", name="c")]
+    progress = ProgressMonitor()
+    for event in events:
+        progress(event)
+    assert (
+        reduce_events(events).saved_progress
+        == progress.summary
+        == f"the snapshot of step 9 is kept, 0 steps lost{lost}"
+    )
 
 
 def test_time_left_follows_the_slowest_member() -> None:

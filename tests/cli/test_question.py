@@ -76,6 +76,6 @@ def test_a_small_terminal_shows_the_question_rather_than_all_machines() -> None:
         display(MemberEvent(member=rank, status="joined", name=f"pc-{rank}"))
     console = Console(file=io.StringIO(), width=80, height=24)
     with console.capture() as shown:
-        console.print(ProgressPanel("run", display.state, 0.0, QUESTION))
+        console.print(ProgressPanel("run", display.state, 0.0, question=QUESTION))
     lines = shown.get().splitlines()
     assert len(lines) <= 24 and " ".join(lines[-2:]).startswith("[d]etach") and "pc-3" in shown.get()

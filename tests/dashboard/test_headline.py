@@ -149,7 +149,7 @@ def test_without_a_prediction_no_speed_up_is_claimed() -> None:
 
 def test_a_lost_machine_is_named_with_its_cause() -> None:
     assert words(going(LOST)).startswith("Degraded · 2/3 machines · air lost (silent for 5 s)")
-    assert words(going(LOST), BEGAN + 150).startswith("Degraded · 2/3 machines · air lost 2:")
+    assert words(going(LOST), BEGAN + 150).startswith("Degraded · 2/3 machines · air lost 2 min ago")
 
 
 def test_a_machine_that_is_added_is_told_with_what_is_sent_to_it() -> None:

@@ -22,6 +22,7 @@ from training.records.events import (
     RunEvent,
     SnapshotEvent,
     StepEvent,
+    SyncEvent,
     WarningEvent,
 )
 from training.records.plan import FINAL, FinalStatus
@@ -268,10 +269,29 @@ def newest_complete_step(newest: Mapping[int, tuple[int, Collection[int]]], lost
     return None
 
 
-def progress_text(snapshot_step: int | None, newest: int) -> str:
-    """Return a sentence on the snapshot and the lost steps of a run whose last step was ``newest``."""
+def progress_text(snapshot_step: int | None, newest: int, unmerged: Mapping[str, int] | None = None) -> str:
+    """Return a sentence on the snapshot and the lost steps of a run whose last step was ``newest``.
+
+    Args:
+        unmerged: steps of lost machines that no synchronisation holds, by name.
+    """
     if snapshot_step is None and not newest:
         return "no step was taken, so there is nothing to keep"
     lost = max(0, newest - (snapshot_step or 0))
     saved = "no snapshot is kept" if snapshot_step is None else f"the snapshot of step {snapshot_step} is kept"
-    return f"{saved}, {counted(lost, 'step')} lost"
+    of_machines = f" of the run, and {text}" if (text := unmerged_text(unmerged or {})) else ""
+    return f"{saved}, {counted(lost, 'step')} lost{of_machines}"
+
+
+def unmerged_text(unmerged: Mapping[str, int]) -> str:
+    """Return the steps of lost machines that no synchronisation holds: ``c's last 12 steps``; empty: there are none.
+
+    The samples of these steps go back into their epoch, to the others.
+    """
+    return ", ".join(f"{name}'s last {counted(steps, 'step')}" for name, steps in unmerged.items() if steps > 0)
+
+
+def merged_step(event: StepEvent | SyncEvent, before: int) -> int:
+    """Return the newest step of a member that the others have a share of, after one of its events: a step in which it
+    sends something, or one that ends with a synchronisation."""
+    return event.step if isinstance(event, SyncEvent) or event.bytes_sent else before

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
-from training.records.events import AnswerEvent, Event, MemberEvent, SnapshotEvent, StepEvent
+from training.records.events import AnswerEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.run.group_orders import GroupOrders
 from training.run.members.membership import Membership
 from training.run.orders import OrderAction
-from training.run.outcome import newest_complete_step, progress_text
+from training.run.outcome import merged_step, newest_complete_step, progress_text
 from training.strategies.registry import segment_steps_of, strategy_class
 
 ANSWER_WITHIN = 30.0
@@ -127,7 +127,10 @@ class ProgressMonitor:
     """The step at which all are to stop: steps beyond it are no progress towards the end."""
     _steps: dict[int, deque[float]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    _lost: set[int] = field(default_factory=set)
+    _lost: dict[int, str] = field(default_factory=dict)
+    """Names of the lost members."""
+    _taken: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Newest step of each member, and newest one that the others have a share of."""
     _longest_snapshot: float = 0.0
     least_patience: float = LEAST_PATIENCE
     clock: Callable[[], float] = time.monotonic
@@ -141,6 +144,7 @@ class ProgressMonitor:
         match event:
             case StepEvent():
                 self.newest_step = max(self.newest_step, event.step)
+                self._taken[rank] = event.step, merged_step(event, self._taken.get(rank, (0, 0))[1])
                 self._steps.setdefault(rank, deque(maxlen=_WINDOW)).append(event.seconds)
                 if event.step <= self.last_step:
                     self.note_progress()
@@ -150,10 +154,12 @@ class ProgressMonitor:
                 self._snapshots[rank] = (event.step, event.live)
                 self._longest_snapshot = max(self._longest_snapshot, event.seconds)
 
+            case SyncEvent():
+                self._taken[rank] = self._taken.get(rank, (0, 0))[0], event.step
             case MemberEvent(status="lost" | "failed"):
-                self._lost.add(rank)
+                self._lost[rank] = event.name or f"member {rank}"
             case MemberEvent(status="joined" | "ready"):
-                self._lost.discard(rank)
+                self._lost.pop(rank, None)
 
     def note_progress(self) -> None:
         """Record a sign of progress."""
@@ -195,7 +201,12 @@ class ProgressMonitor:
     @property
     def summary(self) -> str:
         """A sentence on the progress that a stopped run keeps and loses."""
-        return progress_text(self.resumable_step, self.newest_step)
+        unmerged = {
+            name: taken - merged
+            for rank, name in self._lost.items()
+            for taken, merged in [self._taken.get(rank, (0, 0))]
+        }
+        return progress_text(self.resumable_step, self.newest_step, unmerged)
 
 
 class Stopping:

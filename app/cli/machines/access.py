@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from app.cli.approval import read_hosts
 from app.cli.arguments import AllHosts, HostNames, Json, TrustNew
-from app.cli.terminal import answer, somebody
+from app.cli.terminal import PacedLines, answer, somebody
 from app.console import answered_yes, command_line, ctrl_c_heard, raise_if_stopped, say, visible
 from distributed.hosts.file import Hosts, hosts_as_listed, load_hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
@@ -162,7 +162,7 @@ def prepare_options(
 ) -> PrepareOptions:
     """Return the options for preparing machines, interactive if there is a user."""
     return PrepareOptions(
-        tell=lambda line: say(visible(line)),
+        tell=PacedLines(),
         trust=trust(trust_new, person),
         install_keys=set_up_login if person else None,
         allow_missing=allow_missing,

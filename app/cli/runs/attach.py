@@ -207,18 +207,24 @@ def _starts(event: Event, local: bool) -> bool:
 
 
 def show_run(
-    path: Path, as_json: bool, ascii_only: bool = False, person: Callable[[bool], bool] = somebody
+    path: Path,
+    as_json: bool,
+    ascii_only: bool = False,
+    person: Callable[[bool], bool] = somebody,
+    since: int | None = None,
 ) -> ExitCode:
     """Show a run until it ends or the user detaches; the exit code is the run's.
 
     Args:
         person: whether a user watches the output, given whether it is JSON.
+        since: number of the last event before it was resumed.
     """
     release_keys()  # there is no screen
     follower = Follower(path)
     write = ascii_lines() if ascii_only else None
     begun = next((event.time for event in read_events(path / "events.jsonl")), None)
-    progress = progress_for(title_of(follower.plan), write=write, begun=begun)
+    names = {member.rank: member.name for member in follower.plan.all_members}
+    progress = progress_for(title_of(follower.plan), write=write, begun=begun, names=names, since=since)
     visit, signals, greeted = Visit(path), list[int](), not person(as_json)
     leaves = False
     with heard_by(lambda number, frame: signals.append(number)), progress, contextlib.ExitStack() as asking:

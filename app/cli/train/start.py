@@ -60,7 +60,7 @@ def distributed_train(request: TrainRequest, start_run: StartRun = RunController
     """
     plan, folder = prepared(request)
     earlier = reduce_events(folder.events())
-    progress = progress_for(title_of(plan), earlier)
+    progress = progress_for(title_of(plan), earlier, since=-1 if request.resume else None)
     return tell(run_to_end(plan, folder, progress, start_run=start_run), request.as_json)
 
 
@@ -133,7 +133,7 @@ def leave_or_show(path: Path, request: TrainRequest, since: int) -> ExitCode:
         return leave(path, request.as_json, since)
     if request.dashboard and fits_here() and not request.as_json:
         return show_dashboard(path)
-    return show_run(path, request.as_json)
+    return show_run(path, request.as_json, since=since if request.resume else None)
 
 
 def plan_of(request: TrainRequest) -> RunPlan:

@@ -13,13 +13,21 @@ from app.console import command_about
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
-from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
+from app.dashboard.tabs.pane import Pane, Words, shares_bar, state_of
 from app.run_view.figures import waiting_text
 from app.run_view.headline import age, lag, slowest
 from app.run_view.member_state import MemberState
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
-from profiles.quantities import memory_text, power_text, share_text, temperature_text, throughput_figure, time_text
+from profiles.quantities import (
+    age_text,
+    memory_text,
+    power_text,
+    share_text,
+    temperature_text,
+    throughput_figure,
+    time_text,
+)
 
 COLUMNS = (
     TableColumn("name", "machine", max_width=24, min_width=8),
@@ -163,7 +171,7 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
     cells = (
         literal(picture.name(member.rank), "bold"),
         state_of(member, picture),
-        literal(seconds_text(since if picture.live else None)),
+        literal(age_text(since if picture.live else None)),
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
         literal("-" if rate is None else throughput_figure(rate)),
@@ -178,7 +186,7 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal("-" if present_load is None or present_load.watts is None else power_text(present_load.watts)),
         literal(memory_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if load is None else share_text(load.cpu_percent / 100)),
-        literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
+        literal(age_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return TableRow(str(member.rank), cells, _details(member, picture))
 

@@ -14,7 +14,6 @@ from app.shell.folding import Prose
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark
-from profiles.quantities import span_text
 
 LEVELS: dict[Level, StatusMark] = {
     "starting": StatusMark.WORKING,
@@ -97,13 +96,6 @@ def state_of(member: MemberState, picture: Picture) -> Content:
     """Return symbol and word of a member's status as content."""
     mark, word = mark_of(member, picture)
     return mark.show(word)
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return ``4 s``, ``3 min`` or ``2 h 6 min``; ``-`` for ``None``."""
-    if seconds is None:
-        return "-"
-    return span_text(round(seconds) if seconds < 100 else 60 * round(seconds / 60))
 
 
 def shares_bar(member: MemberState, cells: int) -> Content:
