@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from profiles.declarations import OptionError, Section, changes, forms, invalid_choice, nearest, owners
 from profiles.locations import user_code_in
 from profiles.quantities import figure_text, setting_text, three_digits
-from profiles.schema import FITTED, Profile
+from profiles.run_settings import FITTED
+from profiles.schema import Profile
 
 OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

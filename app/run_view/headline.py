@@ -365,12 +365,14 @@ def _silence(state: RunState, now: float) -> float:
 
 
 def remarks_on(state: RunState) -> tuple[str, ...]:
-    """Return what is wrong with a run that goes on: weights, heat, other programs, waiting for data."""
+    """Return what holds a run back that goes on: weights, heat, owners of machines, other programs, data."""
     remarks = []
     if state.weights_differ:
         remarks.append("weights differ between machines")
-    hot = [member for member in state.members.values() if member.throttled and member.active]
+    hot = [member for member in state.members.values() if member.throttled and member.active and not member.gives_way]
     remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
+    yielding = [member for member in state.members.values() if member.gives_way]
+    remarks += [f"{machine_text(member.label)} gives way: {member.gives_way}" for member in yielding[:2]]
     if shares := _busy_machines(state):
         busiest = max(shares, key=lambda name: shares[name])
         remarks.append(
@@ -384,7 +386,8 @@ def remarks_on(state: RunState) -> tuple[str, ...]:
 def _busy_machines(state: RunState) -> dict[str, float]:
     """Return the share of the processors, in per cent, that other programs use on machines that they slow down, by
     name; members on one machine all report the same."""
-    loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
+    members = [member for member in state.members.values() if member.active and not member.gives_way]
+    loads = [(member.label, member.machine) for member in members if member.machine]
     return {name: load.others_percent or 0.0 for name, load in loads if load.slowed_by_others}
 
 

@@ -89,6 +89,8 @@ class MemberTotals:
     sync_seconds: float = 0.0
     data: float = 0.0
     """Part of ``compute`` spent waiting for samples."""
+    gave_way: float = 0.0
+    """Part of ``compute`` in which it rested for the owner of its machine."""
 
     @property
     def bytes_sent(self) -> int:
@@ -102,8 +104,8 @@ class MemberTotals:
     def with_step(self, event: StepEvent) -> MemberTotals:
         """Return the totals with one more step."""
         times = (event.seconds, event.compute, event.wait, event.transfer)
-        done = MemberTotals(1, event.samples, *times, event.bytes_sent, event.bytes_received, data=event.data)
-        return self + done
+        bytes_moved, parts = (event.bytes_sent, event.bytes_received), (event.data, event.gave_way or 0.0)
+        return self + MemberTotals(1, event.samples, *times, *bytes_moved, 0, 0, 0, 0.0, *parts)
 
     def with_sync(self, event: SyncEvent) -> MemberTotals:
         """Return the totals with one more synchronisation."""
@@ -211,6 +213,11 @@ class MemberState:
     def throttled(self) -> bool:
         """Whether heat slows its GPU down."""
         return self.machine is not None and bool(self.machine.throttled)
+
+    @property
+    def gives_way(self) -> str:
+        """Why it computes less than it could; empty: it does not."""
+        return (self.machine.gives_way or "") if self.machine is not None and self.active else ""
 
     @property
     def exchanges(self) -> int:

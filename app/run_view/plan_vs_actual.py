@@ -272,7 +272,7 @@ def _reasons(state: RunState, result: PlanVsActual, pace: Pace, comparison: Pred
     prediction = result.prediction
     typical = _typical_step_seconds(pace, prediction.candidate.choice.interval)
     reasons = [*_absence_costs(state, prediction, pace, typical), *_slow_start(pace, typical)]
-    reasons += _slower(state, comparison) if comparison else []
+    reasons += [*(_slower(state, comparison) if comparison else ()), *_gave_way(state, pace)]
     reasons += _beside_steps(result, pace)
     telling = sorted((reason for reason in reasons if reason[0] >= _MIN_EXPLAINED * result.shortfall), reverse=True)
     return [words for _, words in telling[:3]]
@@ -311,6 +311,14 @@ def _stalled_seconds(ribbon: Ribbon, pace: Pace, interval: int, typical: float) 
             if lost_at < segment.end and segment.end - segment.steps < lost_at + interval
         ]
         yield max(0.0, sum(segment.seconds - segment.steps * typical for segment in segments))
+
+
+def _gave_way(state: RunState, pace: Pace) -> Iterator[tuple[float, str]]:
+    """Yield the share of the run in which each member rested for the owner of its machine, with a sentence."""
+    for member in state.members.values():
+        if (seconds := member.total.gave_way) > 0:
+            words = f"{machine_text(member.label)} gave way to its owner for {duration_text(seconds)}"
+            yield seconds / max(pace.seconds[-1], seconds), words
 
 
 def _slow_start(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:

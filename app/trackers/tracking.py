@@ -22,7 +22,7 @@ from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.installation import package_line
-from profiles.trackers import tracker_names
+from profiles.run_settings import tracker_names
 from training.records.events import Event, StepEvent
 from training.records.plan import FINAL
 from training.records.run_files import FolderLock, is_live, write_atomically

@@ -61,6 +61,8 @@ class Machine(BaseModel):
     """Devices that train, one worker each; empty: the machine's best one."""
     interface: _Interface = ""
     """Network interface for the training traffic there; empty: the one that has the address."""
+    be_polite: bool = False
+    """Whether its workers give way to its owner, as with the option of this name."""
     found_at: _Address = ""
     """Literal address where the machine with this host key was found; instead of what ``address`` leads to."""
     carries_coordinator: bool = False

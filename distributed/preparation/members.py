@@ -178,6 +178,7 @@ def member_of(
         index=int(index or 0),
         threads=profile.training.threads,
         coordinator_address=machine.coordinator_at,
+        be_polite=machine.be_polite,
         through_ssh=facts is not None and not facts.dials_here,
     )
     return MemberPlan(

@@ -21,7 +21,8 @@ from profiles.files.ini import label_of
 from profiles.files.library import SELECTORS, FoundSection, Library, check_keys, unknown_option_hint
 from profiles.locations import is_location
 from profiles.options import canonical, hint_for, option_names, options_by_name
-from profiles.schema import FITTED, Profile
+from profiles.run_settings import FITTED
+from profiles.schema import Profile
 
 _PATHS = {"model": "model_path", "dataset": "dataset_path"}
 

@@ -162,6 +162,12 @@ def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
     assert exchanges == f"{said}, 0 % was predicted (pc - air through the relay)"
 
 
+def test_a_machine_that_gave_way_to_its_owner_is_why() -> None:
+    joined = MemberEvent(member=1, time=0, status="joined", name="air")
+    resting = [step(n, member=1, time=n * 2.0, compute=1.75, wait=0.25, gave_way=1.0) for n in range(1, 21)]
+    assert "air gave way to its owner for 0:20" in kept(ran(joined, *resting, compute=1.75, ranks=1)).reasons
+
+
 def test_a_slow_start_is_why() -> None:
     assert kept(ran(first={"compute": 9.0, "wait": 1.0})).reasons == ("the first step took 10 s, a later one 1 s",)
 

@@ -74,6 +74,13 @@ def test_heat_that_slows_and_a_battery_are_said() -> None:
     assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "runs on battery, 43 %"]
 
 
+def test_who_gives_way_to_its_owner_is_said_with_the_reason_alone() -> None:
+    state = going(load(1, celsius=90.0, throttled=True, on_mains=False, gives_way="it runs on battery"))
+    assert headline(view_of(state, BEGAN + 4)).details[-1] == "air gives way: it runs on battery"
+    _, rows = table_of(Picture(Path(), state, now=BEGAN + 4))
+    assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "gives way: it runs on battery"]
+
+
 def test_energy_goes_on_over_a_new_start_and_is_summed_over_machines() -> None:
     again = MemberEvent(member=1, time=BEGAN + 5, status="started", name="air")
     state = going(*HOT, load(2, joules=100.0), again)

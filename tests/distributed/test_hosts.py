@@ -96,6 +96,7 @@ def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
         "data": "/Volumes/voices",
         "devices": ["cuda:0", "cpu"],
         "interface": "en0",
+        "be_polite": True,
         "carries_coordinator": True,
         "found_at": "10.0.0.9",
         "coordinator_at": "10.0.0.1",

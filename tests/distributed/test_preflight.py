@@ -54,14 +54,14 @@ def test_a_machine_that_cannot_dial_this_computer_goes_through_ssh(
         if not answers:  # as a proxy does that takes connections and passes nothing on
             dead_end = f"127.0.0.1 {silent.getsockname()[1]}"
             monkeypatch.setattr(DialBack, "address_for", lambda *_: dead_end)
-        machine = Machine(name="a", address="far", python=sys.executable)
+        machine = Machine(name="a", address="far", python=sys.executable, be_polite=answers)
         hosts = Hosts(machines=(machine,))
         (a,) = preflight.check(hosts, dial=lambda *_: MachineLink(machine, lambda: HereConnection("a"), "127.0.0.1"))
     assert a.problem is None and a.facts is not None and a.facts.dials_here is answers
     (member,) = plan_run(
         profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), [(a.link, a.facts)]
     ).members
-    assert member.lead.through_ssh is not answers
+    assert member.lead.through_ssh is not answers and member.lead.be_polite is answers
 
 
 def test_what_is_asked_again_goes_over_the_same_connection() -> None:

@@ -22,7 +22,7 @@ from app.trackers.tracking import Tracking, checked_trackers, start_trackers
 from cli_typer import main
 from profiles.errors import BadInput
 from profiles.installation import package_line
-from profiles.trackers import TRACKERS
+from profiles.run_settings import TRACKERS
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.waiting import until

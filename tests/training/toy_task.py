@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
-from profiles.schema import Profile, RunSettings
+from profiles.run_settings import RunSettings
+from profiles.schema import Profile
 from tests.strategies.settings import strategy_settings
 from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run

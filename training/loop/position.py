@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiles.optimisation import EvaluationSettings
 from profiles.quantities import loss_text
 from training.data.balance import ShareBalance
 from training.data.partitions import Schedule
@@ -177,6 +178,10 @@ class EarlyStopping:
     waited: int = 0
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Trained weights and buffers of the best evaluation, on the CPU; empty where early stopping is off."""
+
+    @classmethod
+    def of(cls, settings: EvaluationSettings) -> EarlyStopping:
+        return cls(settings.early_stopping_patience, settings.early_stopping_min_delta)
 
     def update(self, value: float, step: int) -> bool:
         """Record a result; return whether it is the best so far."""

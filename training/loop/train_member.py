@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
+    from training.hardware.giving_way import GivingWay
     from training.layouts.base import Layout
     from training.tasks.base import Task
 
@@ -25,20 +26,28 @@ RESUME = "resume the run from its newest snapshot"
 
 
 @contextmanager
-def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) -> Iterator[torch.device]:
-    """Prepare this process and the data for a member's training; report the load of the machine meanwhile."""
+def prepared(
+    plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit
+) -> Iterator[tuple[torch.device, GivingWay]]:
+    """Prepare this process and the data for a member's training; report the load of the machine meanwhile, and yield
+    what it computes on and how it gives way by that load."""
     import torch
 
     from training.hardware.device import select_device
+    from training.hardware.giving_way import GivingWay, lower_priority
     from training.hardware.machine_load import machine_events
     from training.hardware.resources import threads
 
-    device_plan = plan.process(rank).device
+    device_plan, giving_way = plan.process(rank).device, GivingWay(plan.process(rank).name, emit)
+    is_polite = plan.profile.run.be_polite or device_plan.be_polite
+    if is_polite:
+        lower_priority()
     torch.set_num_threads(threads(device_plan.threads, torch.get_num_threads()))
     device = task.device = select_device(device_plan.kind, device_plan.index)
-    with machine_events(emit, device, secrets, run_id=plan.run_id):
+    report = (lambda event: emit(giving_way.note(event))) if is_polite else emit
+    with machine_events(report, device, secrets, run_id=plan.run_id):
         prepare_data(plan, rank, task, emit)
-        yield device
+        yield device, giving_way
 
 
 def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
@@ -71,6 +80,7 @@ def train(
     emit: Emit,
     control: Control,
     layout: Callable[[], Layout | None] = lambda: None,
+    giving_way: GivingWay | None = None,
 ) -> ExitCode:
     """Train as one member, which joins again if the others went on without it. A device of several does not: the others
     of its member wait for it in the middle of a step, and see at once that it ends.
@@ -78,6 +88,7 @@ def train(
     Args:
         rank: of this process.
         layout: returns what this process holds of the model, see :class:`training.loop.trainer.Trainer`.
+        giving_way: how it gives way to the owner of its machine; default: never.
 
     Raises:
         MusterError: the training failed.
@@ -89,6 +100,7 @@ def train(
     while True:
         exchange = join()
         member = trainer(plan, rank, task, exchange, emit, control, run_dir, layout())
+        member.giving_way = giving_way or member.giving_way
         control.serve(exchange)
         try:
             ending = member.run()

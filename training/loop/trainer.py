@@ -14,6 +14,7 @@ from training.data.batches import Samples, StepBatches
 from training.data.reading import batch_source
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.hardware.device import Precision, select_device, select_precision
+from training.hardware.giving_way import GivingWay
 from training.layouts.base import Layout
 from training.layouts.columns import strategy_of
 from training.layouts.whole import WholeModel
@@ -75,10 +76,9 @@ class Trainer:
         self.snapshots = MemberSnapshots(run_dir / "checkpoints", plan, rank)
         self.writer = SnapshotWriter(self.snapshots.own, self.device, self.name, emit, run_dir)
         self.writer.copies = copies_of(self.snapshots, self.layout.background, self.layout.gather, self._warn)
-        evaluation = plan.profile.evaluation
-        self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
+        self.stopping = EarlyStopping.of(plan.profile.evaluation)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
-        self._may_leave = not self.layout.is_part
+        self._may_leave, self.giving_way = not self.layout.is_part, GivingWay(self.name, emit)
 
     # ------------------------------------------------------------------------------------------------- life of a run
 
@@ -227,15 +227,14 @@ class Trainer:
 
     def _step(self) -> SyncEvent | None:
         start, before = time.monotonic(), self.layout.traffic_with(self.exchange)
-        sent = self.exchange.traffic.bytes_sent
-        batches = self._batches(self.backward.max_micro_batch)
+        sent, batches = self.exchange.traffic.bytes_sent, self._batches(self.backward.max_micro_batch)
         rate = self._rates.at(self.position.step)
         set_learning_rate(self.optimizer, rate)
         self.last_step.begin()
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
+        moment = self.member.name, self.position.step + 1
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            moment = self.member.name, self.position.step + 1
             figures = self.update.run(losses, lambda loss: loss_problem(loss, losses, batches, *moment))
             self.optimizer.zero_grad(set_to_none=True)
         if evaluates_local_weights(self.profile.evaluation, self.strategy, self.exchange):
@@ -245,9 +244,10 @@ class Trainer:
         with self.source.turns.lent():
             report = self.strategy.end_step()
             self.average.update()
-        self.last_step.stage = "between"
+            self.last_step.stage = "between"
+            traffic = self.layout.traffic_with(self.exchange).since(before)
+            self.giving_way.rest(time.monotonic() - start - traffic.wait_seconds, self.control.stop_is_near)
         self.compression.step(self.exchange.traffic.bytes_sent - sent)
-        traffic = self.layout.traffic_with(self.exchange).since(before)
         self._emit_step(batches, figures, rate, time.monotonic() - start, traffic)
         return report
 
@@ -279,7 +279,7 @@ class Trainer:
                 samples=batches.samples * figures.counts, grad_norm=figures.norm, wait=traffic.wait_seconds,
                 weight=batches.weight * figures.counts, learning_rate=rate, transfer=traffic.transfer_seconds,
                 bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received, stages=self.layout.stage_seconds,
-                data=self.source.waited(),
+                data=self.source.waited(), gave_way=self.giving_way.rested,
             )
         )  # fmt: skip
 

@@ -108,6 +108,8 @@ class StepEvent(_Event):
     """Time that exchanges were under way during the step, hidden or not."""
     data: Seconds = 0.0
     """The part of ``compute`` in which the step waited for its samples."""
+    gave_way: Measured = None
+    """The seconds of ``compute`` in which the member rested for the owner of its machine; ``None``: it did not."""
     grad_norm: Measured = None
     """``None`` also if it is not finite, as in a step that fp16 skips."""
     own_norm: Measured = None
@@ -216,6 +218,8 @@ class MachineEvent(_Event):
     """Names of the meters: ``processor`` (counted by only one of the members on a machine) and ``gpu``."""
     battery_percent: Measured = None
     on_mains: bool | None = None
+    gives_way: Text | None = None
+    """Why the member computes less than it could; ``None``: it does not."""
 
     @property
     def slowed_by_others(self) -> bool:

@@ -44,6 +44,8 @@ class DevicePlan(BaseModel):
     """Hosts at which the others can dial it, the fastest route first; empty: the addresses of its machine."""
     coordinator_address: str = ""
     """Host at which it dials the coordinator; empty: that on the route between the two machines."""
+    be_polite: bool = False
+    """Whether the process gives way to the owner of its machine, whatever the profile says."""
     through_ssh: bool = False
     """Whether it reaches a coordinator on the starting machine through SSH, because it cannot dial that machine."""
     blocks: tuple[int, int] | None = None

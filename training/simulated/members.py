@@ -51,7 +51,7 @@ def run_members(
 
     def all_trained() -> ExitCode:
         task = task_of(0)
-        with prepared(plan, 0, task, secrets, emits[0]) as device:
+        with prepared(plan, 0, task, secrets, emits[0]) as (device, _):
             seed_everything(plan.profile.training.seed)
             model = task.build_model()
             tasks = [task] * plan.world_size

@@ -24,6 +24,7 @@ from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, exit_text
 from training.exchange.links.dialling import interface_at
+from training.hardware.giving_way import lower_priority
 from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
@@ -273,6 +274,8 @@ def run_script(plan: RunPlan, arguments: argparse.Namespace, rendezvous: Rendezv
     rank, run_dir, secrets = arguments.rank, arguments.run_dir, arguments.secrets
     name, launch = plan.all_members[rank].name, plan.launch
     assert launch is not None
+    if plan.process(rank).device.be_polite:
+        lower_priority()
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
         folder = working_folder(plan, launch, run_dir, rank)

@@ -256,7 +256,7 @@ def run_worker(
     name = plan.process(rank).name
 
     def trained() -> ExitCode:
-        with prepared(plan, rank, task, secrets, emit) as device:
+        with prepared(plan, rank, task, secrets, emit) as (device, giving_way):
             initial = address()
 
             def rendezvous() -> Rendezvous:
@@ -273,7 +273,7 @@ def run_worker(
                 with _naming_lost(name):
                     return join_devices(plan, rank, initial, secrets, device) if plan.is_staged else None
 
-            return train(plan, rank, task, join, run_dir, emit, control, layout)
+            return train(plan, rank, task, join, run_dir, emit, control, layout, giving_way)
 
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     return run_to_exit_code(trained, name, emit)

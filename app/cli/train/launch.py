@@ -39,7 +39,8 @@ from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.installation import USUAL_HOSTS, program
-from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
+from profiles.run_settings import RunSettings
+from profiles.schema import CUSTOM, ModelSettings, Profile, StrategySettings
 from training.hardware.resources import count_gpus
 from training.records.event_log import read_events
 from training.records.events import ErrorEvent

@@ -31,9 +31,9 @@ from profiles.errors import BadInput, ExitCode
 from profiles.files.environment import environment_layer, misspelt_variables
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.installation import USUAL_HOSTS
+from profiles.run_settings import tracker_names
 from profiles.schema import Profile
 from profiles.split import DATA_STAY
-from profiles.trackers import tracker_names
 from training.records.event_log import newest_number
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder

@@ -205,7 +205,9 @@ def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
         lines.append(literal(f"was lost {times} and came back", "$text-muted"))
     if member.throttled and member.active:
         lines.append(literal("slowed down by heat", "$text-warning"))
-    if member.machine is not None and member.machine.on_mains is False and member.active:
+    if member.gives_way:
+        lines.append(literal(f"gives way: {member.gives_way}", "$text-warning"))
+    elif member.machine is not None and member.machine.on_mains is False and member.active:
         battery = member.machine.battery_percent
         left = "" if battery is None else f", {share_text(battery / 100)}"
         lines.append(literal(f"runs on battery{left}", "$text-warning"))

@@ -24,7 +24,7 @@ from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
 from profiles.installation import program_words
-from profiles.trackers import tracker_names
+from profiles.run_settings import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import log_stem

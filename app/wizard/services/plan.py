@@ -37,7 +37,8 @@ from profiles.installation import RUNS_FOLDER, relative_path, shown_path
 from profiles.locations import absolute_path
 from profiles.options import as_text, has_effect, options_by_name
 from profiles.quantities import bytes_text
-from profiles.schema import FITTED, Profile
+from profiles.run_settings import FITTED
+from profiles.schema import Profile
 from profiles.split import DATA_STAY
 from training.records.plan import RunPlan
 from training.strategies.registry import interval_options
@@ -45,7 +46,6 @@ from training.workers.data_findings import warm_up_remark
 
 _NOT_KEPT = ("hosts", "workers", "layout", "stages", "offload", "simulate", "shares")
 _REFERENCES = ("model", "dataset")
-_FITTED = frozenset((*FITTED, "gradient_accumulation"))
 SSH = "commands, code, data and logs: SSH"
 TLS = "training traffic: TLS with certificates made for this run"
 CLEAR = "training traffic of engine nccl: plain TCP, anyone on that network can read it"
@@ -161,7 +161,7 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
         and found.value(name)
         and options_by_name()[name].is_read_by(profile.model.task)
     }
-    if _FITTED & values.keys():  # options left to the fitting stay open, although the file now has their values
+    if values.keys() & {*FITTED, "gradient_accumulation"}:  # what is left to the fitting stays open
         values["fit_memory"] = found.value("fit_memory")
     taken = request.chosen
     recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)

@@ -28,7 +28,8 @@ from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
 from profiles.quantities import memory_text
-from profiles.schema import FITTED, Profile
+from profiles.run_settings import FITTED
+from profiles.schema import Profile
 from training.data.sample_order import shares_to_batch_sizes
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.layouts.stages.bounds import bounds_of
