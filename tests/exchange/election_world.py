@@ -85,6 +85,7 @@ class ElectionWorld:
         if not worker.is_alive or term not in self.coordinators or term < worker.followed:
             return
         self.hang_up(rank)
+        worker.note(heard=0)
         hello = Hello(
             version=PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=self.size, name=f"m{rank}",
             incarnation=f"{rank}.{worker.incarnation}", port=1,
@@ -250,6 +251,7 @@ class ElectionWorld:
     def _obey(self, worker: Worker, status: GroupStatus, answers: bool) -> None:
         if status.failed:
             return self._end(worker, status)
+        worker.note(heard=status.sent)
         form, before = status.form, worker.report
         worker.followed, worker.is_held = worker.term, status.held
         worker.settled = max(worker.settled, status.settled)

@@ -90,6 +90,7 @@ class World:
             incarnation=str(fake.incarnation), port=1,
         )  # fmt: skip
         fake.inbox.clear()
+        fake.note(heard=0)
         came = Member(hello, fake.inbox.append, lambda: None, fake.address, report=fake.report)
         try:
             self.group.register(came)
@@ -130,6 +131,7 @@ class World:
                 self.hear(rank)
 
     def obey(self, fake: Fake, status: GroupStatus) -> None:
+        fake.note(heard=status.sent)
         fake.status, form, report = status, status.form, fake.report
         if status.failed:
             fake.ended, fake.may_return = status.failed, status.may_return
@@ -358,9 +360,44 @@ def test_a_cable_that_is_out_for_an_operation_is_one_loss_and_one_return_with_it
     assert statuses(world, 2) == ["lost", "joined"]
 
 
+def test_who_hears_nothing_is_lost_within_the_lease_although_it_goes_on_reporting() -> None:
+    world = three()
+    for _ in range(int(LEASE / 0.5) + 1):
+        world.say(2)
+        for rank in (0, 1):
+            world.say(rank)
+            world.hear(rank)
+        world.group.tick(0.5)
+    assert statuses(world, 2) == ["lost"]
+    world.say(2)
+    assert world.group.members[2].frozen
+    operation(world, 0, 1)
+    world.go_on(2)
+    assert statuses(world, 2) == ["lost", "joined"]
+
+
+def test_who_is_always_late_is_not_lost() -> None:
+    world = three()
+    on_the_way: list[tuple[float, GroupStatus]] = []
+    for moment in range(100):
+        for rank in (0, 1):
+            world.say(rank)
+            world.hear(rank)
+        inbox = world.fakes[2].inbox
+        on_the_way += [(moment + min(0.2 * moment, 4 * LEASE), status) for status in inbox]
+        inbox[:] = [status for due, status in on_the_way if due <= moment]
+        on_the_way = [(due, status) for due, status in on_the_way if due > moment]
+        world.hear(2)
+        world.say(2)
+        world.group.tick(0.5)
+    assert not statuses(world, 2)
+
+
 def test_who_has_missed_too_much_comes_back_once_as_a_newcomer() -> None:
     world = cut_off(operations=4)
     epoch = world.group.epoch
+    world.group.tick(BEAT)
+    world.hear(2)
     world.say(2)
     world.hear_all()
     assert "the others went on without it" in world.fakes[2].ended and world.group.epoch == epoch

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.records.bounded_fields import first_problem
 from training.records.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MAX_BEGUN = 8
@@ -129,6 +129,8 @@ class Report(_Message):
     """It has finished, and leaves as soon as all members have the results that it has."""
     halt: int = Field(-1, ge=-1, lt=1 << 53)
     """It is to stop: the first step after which it can; -1: it is not. It waits there until all can stop together."""
+    heard: Count = 0
+    """``sent`` of the newest status on this connection; 0: there was none yet."""
     leaves: bool = False
     """Its last report: it leaves."""
     barred: Ranks = ()
@@ -201,6 +203,8 @@ class StateOrder(_Message):
 class GroupStatus(_Message):
     """The group from one member's point of view."""
 
+    sent: Count = 0
+    """When it was sent: milliseconds of the coordinator's clock, which begins at 1."""
     epoch: Count = 0
     form: MeshStart | None = None
     """How the mesh of ``epoch`` begins; ``None``: that mesh is given up, and the next one awaits all reports."""

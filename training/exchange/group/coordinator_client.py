@@ -31,9 +31,9 @@ from training.exchange.links.certificates import COORDINATOR_NAME
 from training.exchange.links.handshake import tls_contexts
 
 _RETRY = 0.2
-_MIN_PAUSE, _PROGRESS_PAUSE = 0.02, 0.2
-"""Minimum seconds between two reports, and from one to the next that is about operations alone: each takes processor
-time from training and from the exchange."""
+_MIN_PAUSE, _PROGRESS_PAUSE, _ANSWER_PAUSE = 0.02, 0.2, 0.5
+"""Minimum seconds between two reports, from one to the next that is about operations alone, and to one that only
+acknowledges a status: each takes processor time from training and from the exchange."""
 _UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
 """Seconds of failed dialling after which it is reported, and between further reports."""
 _LEAVE_SECONDS = 5.0
@@ -71,7 +71,8 @@ class CoordinatorClient:
         self._on_status = on_status
         self._on_end = on_end
         self._connected = False
-        self._closing = self._may_return = self._report_is_due = self._is_urgent = False
+        self._closing = self._may_return = self._report_is_due = self._is_urgent = self._answers = False
+        self._heard, self._reported_at = 0, 0.0
         self._loop = asyncio.new_event_loop()
         self._wake_up = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="control", daemon=True)
@@ -123,7 +124,8 @@ class CoordinatorClient:
         earlier = tuple(c for c in report.earlier if committed is None or c.epoch > committed.epoch)
         allegiance = self._joining.allegiance
         barred = tuple(sorted((allegiance.barred | allegiance.banned) - allegiance.readmitted))
-        return report.model_copy(update={"committed": committed, "earlier": earlier, "barred": barred})
+        connection = {"committed": committed, "heard": self._heard}
+        return report.model_copy(update={**connection, "earlier": earlier, "barred": barred})
 
     def note_full(self, mesh: Configuration) -> None:
         """Note that this member is connected with all others of a mesh: all have adopted it, so it is committed."""
@@ -215,6 +217,7 @@ class CoordinatorClient:
     async def _exchange_messages(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
         """Send and receive until the connection ends; return why, and whether that is final."""
         writer.write(encode_line(self._hello.model_copy(update={"hosts": self._addresses()})))
+        self._heard = 0
         sending = asyncio.create_task(self._send(writer))
         try:
             while True:
@@ -228,6 +231,7 @@ class CoordinatorClient:
                     self._may_return = status.may_return
                     return status.failed, status.may_return or not self.succession.is_on_trial
                 self._connected, now = True, time.monotonic()
+                self._acknowledge(status)
                 self.succession.note_vote()
                 self._committed = newest_of(status.committed, self._committed)
                 self.succession.meet(status)
@@ -255,6 +259,13 @@ class CoordinatorClient:
         finally:
             sending.cancel()
 
+    def _acknowledge(self, status: GroupStatus) -> None:
+        """Report soon that this status has arrived, unless another report does."""
+        self._heard = status.sent
+        if not self._answers:
+            self._answers = True
+            self._loop.call_at(max(self._loop.time(), self._reported_at + _ANSWER_PAUSE), self._wake_up.set)
+
     async def _next(self, reader: asyncio.StreamReader) -> bytes:
         """Wait for the next line, in two steps: if the process is stopped during the first, its timeout expires before
         lines that arrived meanwhile have been looked at.
@@ -279,8 +290,8 @@ class CoordinatorClient:
     async def _send_reports(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._wake_up.clear()
-            self._report_is_due = self._is_urgent = False
-            leaves = self._closing
+            self._report_is_due = self._is_urgent = self._answers = False
+            leaves, self._reported_at = self._closing, self._loop.time()
             writer.write(encode_line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
                 await writer.drain()

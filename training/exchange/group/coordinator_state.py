@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from profiles.quantities import span_text
 from training.exchange.coordinator_protocol import (
+    BEAT,
     COUNT_BITS,
     LAST_EPOCH,
     LEASE,
@@ -132,6 +133,7 @@ class Member:
     role: Role = "waiting"
     report: Report = field(default_factory=Report)
     silent: float = 0.0
+    """Seconds since the newest status that it has acknowledged was sent."""
     frozen: bool = False
     """Its lease has expired; it is taken back when it answers."""
     hung_up: bool = False
@@ -146,6 +148,18 @@ class Member:
         """Whether an operation that it has started has no result yet."""
         return self.report.started > self.report.full
 
+    def receive(self, report: Report, now: float) -> tuple[bool, bool]:
+        """Take its report at a time by the clock of :func:`clock_stamp`; return whether it acknowledges a later status
+        than before, and whether it says anything else that is new.
+
+        A member that nothing reaches may go on reporting, so reports alone are no sign of it. Where messages are always
+        late, as on a link that the training fills, only how much later they become counts.
+        """
+        previous, self.report = self.report, report
+        if answers := report.heard > previous.heard:
+            self.silent = min(self.silent, BEAT, max(0.0, now - (report.heard - 1) / 1000))
+        return answers, report != previous.model_copy(update={"heard": report.heard})
+
     def still_holds(self, epoch: int) -> bool:
         """Whether it has, as far as is known, not given up the mesh of an epoch, which has ended."""
         return self.frozen or self.report.up or self.report.epoch != epoch
@@ -159,6 +173,11 @@ class Member:
             hosts.append(viewer.through if _is_loopback(self.seen) else self.seen)
         addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
         return Peer(name=self.hello.name, addresses=addresses)
+
+
+def clock_stamp(now: float) -> int:
+    """Return a time in seconds as :attr:`GroupStatus.sent` has it."""
+    return 1 + int(1000 * now)
 
 
 class StateOrders:

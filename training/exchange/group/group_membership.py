@@ -115,10 +115,10 @@ class GroupMembership:
                 return
             self._quorum.note_full(report)
             verdicts.check_report(member.rank, report, self.epoch, self._quorum.committed)
-            member.silent, member.report = 0.0, report
+            answers, is_news = member.receive(report, self._now)
             for news in self._reported_routes.changes(member, self.members):
                 self._log(news)
-            if member.frozen:
+            if member.frozen and answers:
                 member.frozen = False
                 self._presence.note_return(member, "answers again", self._now)
             if report.leaves:
@@ -126,7 +126,8 @@ class GroupMembership:
                 self._left.add(member.rank)
             banned = self._drop_all(self._bans.review(self._in_role("live"), self.members))
             self._commit()
-            if banned or report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
+            is_going = is_news and any(other.report.is_going for other in self.members.values())
+            if banned or report.leaves or self._advance() or is_going:
                 self._settle()
 
     def lose(self, member: Member, reason: str, hung_up: bool = False) -> None:
@@ -382,7 +383,8 @@ class GroupMembership:
         live = tuple(member.rank for member in self._in_role("live"))
         held = self.started and self.form is None and not self._quorum.may_form([m for m in holders if not m.frozen])
         for member in list(self.members.values()):
-            status = GroupStatus(
+            member.send(GroupStatus(
+                sent=coordinator_state.clock_stamp(self._now),
                 epoch=0 if self._resuming_until is not None else self.epoch,
                 form=coordinator_state.seen_by(member, self.form, self.members),
                 started=self.started,
@@ -395,5 +397,4 @@ class GroupMembership:
                 committed=self._quorum.committed,
                 held=held,
                 barred=tuple(sorted(self._bans.ranks)),
-            )
-            member.send(status)
+            ))  # fmt: skip
