@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +18,8 @@ from app.wizard.engine import TaskRecord, Wizard
 from app.wizard.services.services import Services
 from app.wizard.state import actions
 from app.wizard.state.records import ItemStatus
-from app.wizard.state.state import Step, WizardState
+from app.wizard.state.state import Step, TaskKind, WizardState
+from app.wizard.step_commands import typed_command
 from distributed.ssh.command_log import CommandRecord
 from profiles.installation import wizard_line
 
@@ -147,13 +148,19 @@ class WizardApp(SteeredApp):
 
     def command_records(self) -> list[CommandRecord]:
         records = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
-        records += [self._record(task) for task in self.wizard.asked_for()]
+        ran = super().command_records()
+        records += [record for task in self.wizard.asked_for() if (record := self._record(task, ran)) is not None]
         records += [asked.record for commands in self._commands for asked in commands.asked]
-        return [*records, *super().command_records()]
+        return [*records, *ran]
 
-    def _record(self, task: TaskRecord) -> CommandRecord:
-        name = next((row.name for row in self.wizard.state.listed if row.key == task.task.key), "set-up")
-        return CommandRecord(name, task.task.kind.value, task.outcome, task.at)
+    def _record(self, task: TaskRecord, ran: Sequence[CommandRecord]) -> CommandRecord | None:
+        """Return the row of a request; ``None`` for a log-in: its command is listed, with the same outcome."""
+        state, kind = self.wizard.state, task.task.kind
+        name = next((row.name for row in state.listed if row.key == task.task.key), "")
+        if kind is TaskKind.ACCESS and any(one.machine == name and one.at >= task.at for one in ran):
+            return None
+        typed = typed_command(kind, name, [row.entry.login for row in state.picked])
+        return CommandRecord(name or "set-up", kind.value, task.outcome, task.at, typed)
 
     def run_of_interest(self) -> Path | None:
         """Return the run that was watched last, else the one that was started."""

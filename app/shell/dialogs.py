@@ -240,7 +240,8 @@ def _record(record: CommandRecord) -> Content:
     outcome = record.outcome or "runs"
     style = "$text-success" if outcome == "ok" else ("$text-muted" if outcome == "runs" else "$text-error")
     head = Content.assemble((at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(outcome, style))
-    return Content("\n").join([head, Content.assemble("  ", literal(record.command))])
+    lines = [head, *(Content.assemble("  ", literal(line)) for line in (record.command, record.typed) if line)]
+    return Content("\n").join(lines)
 
 
 class TextDialog(Box[str | None]):

@@ -23,7 +23,7 @@ from app.wizard.state.dependencies import SENT, apply, begin, inputs, logins_ali
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
 from app.wizard.state.records import Access, CandidateRow, ItemStatus, MachineRow
 from app.wizard.state.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
-from profiles.errors import MusterError
+from profiles.errors import MusterError, counted
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
     from app.wizard.services.discovery_watch import DiscoveryWatch
@@ -232,7 +232,7 @@ class Wizard:
         try:
             result = self._ask(task, state)
             outcome: Transition = done(task, result)
-            asked.outcome = getattr(result, "problem", "") or "ok"  # a refused login is a result with a problem
+            asked.outcome = _problem_in(result) or "ok"
         except Exception as error:  # noqa: BLE001 - thread boundary: the row shows the error, the set-up continues
             outcome = _failure(task, error)
             asked.outcome = _words(error)[0]
@@ -352,6 +352,16 @@ class Wizard:
 
 def _failure(task: ServiceTask, error: Exception) -> Transition:
     return failed(task, *_words(error), error.cause if isinstance(error, MusterError) else "")
+
+
+def _problem_in(result: Any) -> str:
+    """Return the problem that a result tells, as of a refused log-in, of checks, or of one of its rows; empty: none."""
+    if isinstance(result, Mapping):
+        problems = [one for group in result.values() for one in group if getattr(one, "level", "") == "problem"]
+        return counted(len(problems), "problem") if problems else ""
+    rows = result if isinstance(result, tuple) else ()
+    failed = [row.cause or row.label for row in rows if getattr(row, "status", None) is ItemStatus.FAILED]
+    return getattr(result, "problem", "") or "; ".join(failed)
 
 
 def _words(error: Exception) -> tuple[str, str]:

@@ -24,6 +24,8 @@ class CommandRecord:
     """``ok``, ``ended``, or what went wrong; empty while it runs."""
     at: float = 0.0
     """Unix time of its start; 0: unknown."""
+    typed: str = ""
+    """The command line that does the same, of an action that is none itself."""
 
 
 _ran: deque[CommandRecord] = deque(maxlen=_KEPT)

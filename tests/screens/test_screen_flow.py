@@ -24,6 +24,7 @@ from app.wizard.state.dependencies import blockers, busy_here
 from app.wizard.state.records import DiscoveredMachines, ItemStatus, JobForm
 from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.machine.link import HereConnection
+from distributed.ssh.command_log import note
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from tests.wizard.fake_services import ANNA, BERT, COMPARE, HERE, FakeServices, locked, stranger
@@ -304,8 +305,24 @@ def test_the_log_of_commands_has_every_action_and_every_command() -> None:
         assert (ran.command, ran.outcome) == (f"true {'x' * 60}... <a program of Muster's, 4 lines>", "ok")
         await pilot.press("g")
         await until_text(pilot, "checking this computer")  # the newest, above those
+        assert " doctor" in text(app).partition("checking this computer")[2]  # what one could type
 
     drive_set_up(FakeServices(), drive)
+
+
+def test_the_log_lists_a_log_in_once_and_no_failure_as_ok() -> None:
+    """A log-in is its command; an action without one has its own row, with the line that does the same."""
+    services = FakeServices(access={"anna": locked(ANNA)})
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await to_access(pilot, app)
+        of_anna = [one for one in app.command_records() if one.machine == ANNA.name]
+        assert [one.command for one in of_anna] == ["connecting to a machine"] and of_anna[0].outcome != "ok"
+        assert of_anna[0].typed.endswith(f"machines access {ANNA.name}")
+        note(ANNA.name, ["ssh", ANNA.name]).outcome = of_anna[0].outcome
+        assert [one.command for one in app.command_records() if one.machine == ANNA.name] == [f"ssh {ANNA.name}"]
+
+    drive_set_up(services, drive)
 
 
 def test_ctrl_c_leaves_at_once_with_130() -> None:

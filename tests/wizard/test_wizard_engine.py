@@ -226,6 +226,7 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
     assert "anna: fixed" in state.log
     assert services.asked.count("examine") == 2
+    assert [one.outcome for one in wizard.asked_for() if one.task.kind is TaskKind.CHECKS] == ["1 problem", "ok"]
 
 
 def test_installing_waits_for_the_checks(make: Make) -> None:
