@@ -20,7 +20,7 @@ from rich.text import Text
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text, stages_times_text
 from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
-from app.run_view.member_state import MemberState
+from app.run_view.member_state import AWAITS_EXCHANGE, MemberState
 from app.run_view.metrics import amount_text, phase_label, phase_left_text, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
@@ -225,9 +225,9 @@ def _members(state: RunState, names: Mapping[int, str], now: float, narrow: bool
     table.add_column("compute " if narrow else "compute | wait", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
     for member in state.members.values():
-        table.add_row(
-            *_row(member, state.name(member.rank, names), member.preparing(now) or state.status_of(member), narrow)
-        )
+        status = f"joined, {AWAITS_EXCHANGE}" if state.awaits_exchange(member) else state.status_of(member)
+        name = state.name(member.rank, names)
+        table.add_row(*_row(member, name, member.preparing(now) or status, narrow))
     return table
 
 

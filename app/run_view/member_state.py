@@ -29,6 +29,7 @@ WINDOW_STEPS = 64
 """... and over at most this many steps."""
 GONE = ("left", "lost", "done", "failed", "stopped")
 TROUBLE = ("lost", "failed")
+AWAITS_EXCHANGE = "waits for the others' next synchronisation"
 PRESENT_STATUSES = ("started", "joined", "ready")
 """Statuses of a member that takes part; only these bring back one that was gone."""
 KEPT_SYNCS = 64

@@ -111,6 +111,15 @@ class RunState:
             return "starting"
         return "paused" if self.status == "paused" and member.active else member.status
 
+    def awaits_exchange(self, member: MemberState) -> bool:
+        """Whether a member has come to a run that trains, and takes its first step after the others' next exchange."""
+        is_new = member.status in ("joined", "ready") and member.began is None and not member.phase
+        return (
+            is_new
+            and self.status == "running"
+            and any(other.active and other.window for other in self.members.values())
+        )
+
     @property
     def adding(self) -> str:
         """The machine that is being added, and how far that is: ``adding pc (sending to pc 3.2 MB/85.4 MB)``."""

@@ -225,6 +225,14 @@ def test_painting_does_not_follow_the_events() -> None:
     assert f"{number}" in stream.getvalue()
 
 
+def test_a_machine_that_comes_says_what_it_waits_for() -> None:
+    """Between its joining and its first step may lie a whole round of the others."""
+    joined = MemberEvent(member=2, status="joined", name="pc")
+    assert "joined, waits" in picture([*RUNNING, joined])
+    assert "joined, waits" not in picture([*RUNNING, joined, step(14, member=2)])
+    assert "joined, waits" not in picture([RUNNING[0], joined])
+
+
 def test_a_resumed_run_says_so_until_it_begins_again() -> None:
     """Its past, that it was stopped, is no state of the run that starts."""
     snapshot = SnapshotEvent(member=0, seq=2, step=40, path="a", bytes=1, seconds=0.1, live=(0,))

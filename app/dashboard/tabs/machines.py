@@ -16,7 +16,7 @@ from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, shares_bar, state_of
 from app.run_view.figures import waiting_text
 from app.run_view.headline import age, lag, slowest
-from app.run_view.member_state import MemberState
+from app.run_view.member_state import AWAITS_EXCHANGE, MemberState
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import (
@@ -200,6 +200,8 @@ def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
         lines.append(literal(f"it does not come back by itself; add it: {command}", "$text-accent"))
     if member.phase:
         lines.append(literal(member.preparing(picture.now), "$text-muted"))
+    if picture.live and picture.state.awaits_exchange(member):
+        lines.append(literal(AWAITS_EXCHANGE, "$text-muted"))
     if member.times_lost and member.active:
         times = "once" if member.times_lost == 1 else f"{member.times_lost} times"
         lines.append(literal(f"was lost {times} and came back", "$text-muted"))
