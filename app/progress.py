@@ -18,12 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.run_view.figures import data_text, rate_text, stages_times_text
-from app.run_view.headline import LAST_EVALUATION, end_stage, remarks_on, start_stages
+from app.run_view import figures
+from app.run_view.figures import LAST_EVALUATION, data_text, end_stage, rate_text, stages_times_text, start_stages
+from app.run_view.headline import remarks_on
 from app.run_view.member_state import AWAITS_EXCHANGE, MemberState
-from app.run_view.metrics import amount_text, phase_label, phase_left_text, simulated_text
+from app.run_view.metrics import simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
+from app.run_view.tables.newcomers import newcomers, stage_of
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, snapshot_sentence, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, loss_text, share_text, throughput_figure
@@ -173,8 +175,9 @@ class ProgressPanel:
             yield Text(f"resuming from step {self.state.resume_step or 0}")
             return
         yield self._status_line()
-        if self._resumes:
-            yield Text(visible("; ".join(start_stages(state, self.now))), no_wrap=True, overflow="ellipsis")
+        stages = start_stages(state, self.now) if self._resumes else (figures.first_evaluation(state, self.now),)
+        if any(stages):
+            yield Text(visible("; ".join(stages)), no_wrap=True, overflow="ellipsis")
         yield _members(state, self.names, self.now, narrow=options.max_width < 100)
         evaluations = state.evaluations if state.status != "completed" else {}  # they are in the result below it
         for split, results in evaluations.items():
@@ -224,10 +227,12 @@ def _members(state: RunState, names: Mapping[int, str], now: float, narrow: bool
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("compute " if narrow else "compute | wait", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
-    for member in state.members.values():
+    arriving = newcomers(state)
+    names = {**names, **{member.rank: member.name for member in arriving}}
+    for member in (*state.members.values(), *arriving):
         status = f"joined, {AWAITS_EXCHANGE}" if state.awaits_exchange(member) else state.status_of(member)
         name = state.name(member.rank, names)
-        table.add_row(*_row(member, name, member.preparing(now) or status, narrow))
+        table.add_row(*_row(member, name, stage_of(member, state, now) or status, narrow))
     return table
 
 
@@ -303,11 +308,7 @@ class PlainProgress(ProgressDisplay):
             case ProgressEvent():
                 finished = event.total is not None and event.done >= event.total
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
-                    member = self.state.members.get(-1 if event.member is None else event.member)
-                    amount = amount_text(event.phase, event.done, event.total)
-                    left = phase_left_text(member.phase_reports[0], event) if member else ""
-                    progress = ", ".join(filter(None, (amount, left)))
-                    self._line(": ".join(filter(None, (phase_label(event.phase), progress))))
+                    self._line(figures.progress_line(self.state, event))
             case EvaluationEvent():
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():

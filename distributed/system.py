@@ -78,9 +78,16 @@ def parse_ports(text: str) -> set[str]:
 
 def keep_awake() -> subprocess.Popen[bytes] | None:
     """Keep this machine awake while this process lives, where the system supports it."""
-    tools = {"caffeinate": ["caffeinate", "-ims", "-w", str(os.getpid())], "systemd-inhibit": ["sh", "-c", _INHIBIT]}
-    nothing = subprocess.DEVNULL
-    for words in (words for tool, words in tools.items() if shutil.which(tool)):
+    words = ["caffeinate", "-ims", "-w", str(os.getpid())] if sys.platform == "darwin" else ["sh", "-c", _INHIBIT]
+    tool, nothing = keeper(), subprocess.DEVNULL
+    if tool:
         with contextlib.suppress(OSError):
             return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
     return None
+
+
+def keeper() -> str:
+    """Return the program of this system that keeps it awake, where it is installed; Linux has another one that is
+    called ``caffeinate``, without these options."""
+    tool = "caffeinate" if sys.platform == "darwin" else "systemd-inhibit"
+    return tool if shutil.which(tool) else ""

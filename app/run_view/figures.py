@@ -1,23 +1,34 @@
-"""Figures of a run as texts and JSON documents; every display shares them."""
+"""Figures of a run, and the stages of its start and end, as texts and JSON documents; every display shares them."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from app.run_view.member_state import MIN_STEPS, MemberState
+from app.run_view.member_state import MIN_STEPS, TROUBLE, MemberState
+from app.run_view.metrics import amount_text, phase_label, phase_left_text, phase_text, phase_time_text
 from app.run_view.run_series import RUN, of_member, of_run, series_names
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
+from profiles.errors import counted
 from profiles.quantities import duration_text, share_text, throughput_text, time_text
 from training.records.attempts import RunAttempt
-from training.records.events import Event, RunEvent, TimingEvent
+from training.records.events import EVALUATES, SAVES_MODEL, Event, ProgressEvent, RunEvent, TimingEvent
 
 DATA_BRAKE = 0.1
 """Share of waiting for samples in a step from which on the data is the bottleneck."""
 MORE_DATA = "set data_workers higher, or put the data on a faster disk"
 """Advice against it."""
+LAST_EVALUATION = "last evaluation"
+FIRST_EVALUATION = "evaluating the model before training"
+_STAGES = {
+    "starting": "loading the program",
+    "started": "reading the data",
+    "joined": "loading the model",
+    "ready": "taking the first step",
+}
+"""Work before the first step, by the status that a member has meanwhile; the first comes first."""
 
 
 def data_text(state: RunState, whole_run: bool = False) -> str:
@@ -56,6 +67,92 @@ def stages_times_text(state: RunState) -> str:
     whole = statistics.fmean(step.seconds for step in steps)
     idle = max(0.0, 1 - statistics.fmean(seconds) / whole) if whole else 0.0
     return f"stages compute {', '.join(map(time_text, seconds))} of {time_text(whole)} a step, {share_text(idle)} idle"
+
+
+def start_stages(state: RunState, now: float) -> Sequence[str]:
+    """Return what is under way in a start: the preparation that is furthest behind, with its progress."""
+    if evaluation := first_evaluation(state, now):
+        return (evaluation,)
+    busy = [member for member in state.members.values() if member.phase]
+    if not busy:
+        done, _, total = state.phase.rpartition(" ")[2].partition("/")
+        stage = state.phase if done != total else _loading(state) or state.phase
+        return (stage,) if stage else ()
+    return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing(now),)
+
+
+def first_evaluation(state: RunState, now: float) -> str:
+    """Return how far the evaluation before the first step is: ``evaluating the model before training, 12 of 96 samples,
+    about 0:20 left``; of all members together, in the split that is furthest behind. Empty: there is none.
+
+    Args:
+        now: Unix time.
+    """
+    members = [member for member in state.members.values() if member.active]
+    evaluating = [member for member in members if member.phase.startswith(EVALUATES)]
+    if not evaluating or state.status not in ("starting", "running") or any(member.step for member in members):
+        return ""
+    split, same = _furthest_behind(evaluating)
+    done, total = sum(member.phase_done for member in same), sum(member.phase_total or 0 for member in same)
+    if done >= total and split in state.evaluations:
+        return _STAGES["ready"]
+    slowest = min(same, key=lambda member: member.phase_done / (member.phase_total or 1))
+    time = phase_time_text(slowest.phase_reports[0], slowest.phase_reports[-1], now)
+    samples = "samples" if split == "validation" else f"{split} samples"
+    count = f"{FIRST_EVALUATION}, {done} of {counted(total, samples.removesuffix('s'))}"
+    return f"{count}, {'about ' if time.endswith('left') else ''}{time}" if time else count
+
+
+def progress_line(state: RunState, event: ProgressEvent) -> str:
+    """Return the line of a report, after which the run is in ``state``: ``features: 3/10, 0:40 left``."""
+    if event.phase.startswith(EVALUATES) and (stage := first_evaluation(state, event.time)):
+        return stage
+    member = state.members.get(-1 if event.member is None else event.member)
+    amount = amount_text(event.phase, event.done, event.total)
+    left = phase_left_text(member.phase_reports[0], event) if member else ""
+    progress = ", ".join(filter(None, (amount, left)))
+    return ": ".join(filter(None, (phase_label(event.phase), progress)))
+
+
+def _furthest_behind(evaluating: Sequence[MemberState]) -> tuple[str, list[MemberState]]:
+    """Return the split of which the smallest share is evaluated, and the members that evaluate it."""
+    phase = min(evaluating, key=lambda member: member.phase_done / (member.phase_total or 1)).phase
+    return phase.removeprefix(EVALUATES), [member for member in evaluating if member.phase == phase]
+
+
+def _loading(state: RunState) -> str:
+    """Return the work of the machines that are furthest behind: ``loading the model on larder, garage``."""
+    for status, work in _STAGES.items():
+        if names := [member.label for member in state.members.values() if state.status_of(member) == status]:
+            return f"{work} on {', '.join(names)}"
+    return ""
+
+
+def end_stage(state: RunState, far: bool = False) -> str:
+    """Return what is under way between the last step and the end of a run; empty: it still takes steps.
+
+    Args:
+        far: whether the model is fetched from other machines.
+    """
+    members = list(state.members.values())
+    phases = [member for member in members if member.active and member.phase]
+    is_last = state.total_steps is not None and state.step >= state.total_steps > 0
+    is_saved = any(member.phase == SAVES_MODEL for member in phases)
+    are_done = bool(members) and all(member.status in ("done", *TROUBLE, "left") for member in members)
+    if state.status != "running" or not (
+        is_last or is_saved or (are_done and any(m.status == "done" for m in members))
+    ):
+        return ""
+    evaluating = [member for member in phases if member.phase.startswith(EVALUATES)]
+    if evaluating and not (is_saved and all(m.phase_done == m.phase_total for m in evaluating)):
+        split, same = _furthest_behind(evaluating)
+        done, total = sum(m.phase_done for m in same), sum(m.phase_total or 0 for m in same)
+        return f"{LAST_EVALUATION}: {phase_text(split, done, total)}"
+    if is_saved:
+        return "writing the model"
+    if not are_done:
+        return "the last synchronisation"
+    return "fetching the model from the machines" if far else "ending the processes"
 
 
 def rate_text(state: RunState) -> str:

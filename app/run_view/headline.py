@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.run_view.figures import data_text, stages_times_text
+from app.run_view.figures import LAST_EVALUATION, data_text, end_stage, stages_times_text, start_stages
 from app.run_view.member_state import MIN_STEPS, TROUBLE, WINDOW_SECONDS, MemberState
-from app.run_view.metrics import phase_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures
+from app.run_view.tables.newcomers import adding_text
 from app.run_view.timeline import TimelineEntry, chronological
 from app.run_view.view import RunView
 from distributed.planning.run_time import SLOWER_BELOW, took_text
 from profiles.quantities import age_text, clock_text, duration_text, machine_text, share_text, span_text
 from training.records.attempts import starting_seconds_in
-from training.records.events import EVALUATES, SAVES_MODEL
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
@@ -33,14 +31,6 @@ ones as the time of day: so it keeps one form."""
 _STOPPED_BY_USER = ("stopped by the user", "ended by the user")
 """Reasons of members that have left, where all are to."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
-LAST_EVALUATION = "last evaluation"
-_STAGES = {
-    "starting": "loading the program",
-    "started": "reading the data",
-    "joined": "loading the model",
-    "ready": "taking the first step",
-}
-"""Work before the first step, by the status that a member has meanwhile; the first comes first."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def headline(view: RunView) -> RunHeadline:
     states = state.members.values()
     lost = [member for member in states if member.status in TROUBLE]
     present_count = sum(member.active or member.status == "done" for member in states)
-    present = ", ".join(filter(None, (f"{present_count}/{view.expected} machines", state.adding)))
+    present = ", ".join(filter(None, (f"{present_count}/{view.expected} machines", adding_text(state))))
     if order := ending_order(state):
         level: Level = "stopped" if order == "Stopping" else "paused"
         return RunHeadline(level, order, (order_stage(view), *_progress(state)))
@@ -131,34 +121,6 @@ def order_stage(view: RunView) -> str:
     if ending_order(view.state) == "Pausing":
         return "the current step ends first"
     return "the current step ends, then a snapshot is written" if view.state.step else "it has taken no step yet"
-
-
-def end_stage(state: RunState, far: bool = False) -> str:
-    """Return what is under way between the last step and the end of a run; empty: it still takes steps.
-
-    Args:
-        far: whether the model is fetched from other machines.
-    """
-    members = list(state.members.values())
-    phases = [member for member in members if member.active and member.phase]
-    is_last = state.total_steps is not None and state.step >= state.total_steps > 0
-    is_saved = any(member.phase == SAVES_MODEL for member in phases)
-    are_done = bool(members) and all(member.status in ("done", *TROUBLE, "left") for member in members)
-    if state.status != "running" or not (
-        is_last or is_saved or (are_done and any(m.status == "done" for m in members))
-    ):
-        return ""
-    evaluating = [member for member in phases if member.phase.startswith(EVALUATES)]
-    if evaluating and not (is_saved and all(m.phase_done == m.phase_total for m in evaluating)):
-        phase = min(evaluating, key=lambda member: member.phase_done / (member.phase_total or 1)).phase
-        same = [member for member in evaluating if member.phase == phase]
-        done, total = sum(m.phase_done for m in same), sum(m.phase_total or 0 for m in same)
-        return f"{LAST_EVALUATION}: {phase_text(phase, done, total).removeprefix(EVALUATES)}"
-    if is_saved:
-        return "writing the model"
-    if not are_done:
-        return "the last synchronisation"
-    return "fetching the model from the machines" if far else "ending the processes"
 
 
 def problems(state: RunState) -> list[TimelineEntry]:
@@ -229,24 +191,6 @@ def _ended(view: RunView) -> RunHeadline:
 
 def _progress(state: RunState) -> tuple[str, ...]:
     return (f"step {state.steps_text}",) if state.step else ()
-
-
-def start_stages(state: RunState, now: float) -> Sequence[str]:
-    """Return what is under way in a start: the preparation that is furthest behind, with its progress."""
-    busy = [member for member in state.members.values() if member.phase]
-    if not busy:
-        done, _, total = state.phase.rpartition(" ")[2].partition("/")
-        stage = state.phase if done != total else _loading(state) or state.phase
-        return (stage,) if stage else ()
-    return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing(now),)
-
-
-def _loading(state: RunState) -> str:
-    """Return the work of the machines that are furthest behind: ``loading the model on larder, garage``."""
-    for status, work in _STAGES.items():
-        if names := [member.label for member in state.members.values() if state.status_of(member) == status]:
-            return f"{work} on {', '.join(names)}"
-    return ""
 
 
 def _why(member: MemberState, now: float) -> str:

@@ -125,19 +125,25 @@ def amount_text(phase: str, done: int, total: int | None) -> str:
 
 
 def phase_progress_text(begun: ProgressEvent, newest: ProgressEvent, now: float) -> str:
-    """Return a phase with the time that it still takes, or, where it counts nothing, takes already: ``features 3/10,
-    0:40 left``, ``loading the program on anna, 0:12 so far``.
+    """Return a phase with its time: ``features 3/10, 0:40 left``, ``loading the program on anna, 0:12 so far``; for
+    arguments see :func:`phase_time_text`."""
+    text, time = phase_text(newest.phase, newest.done, newest.total), phase_time_text(begun, newest, now)
+    return ", ".join(filter(None, (text, time)))
+
+
+def phase_time_text(begun: ProgressEvent, newest: ProgressEvent, now: float) -> str:
+    """Return the time that a phase still takes at its pace, or, where it has counted nothing yet, takes already:
+    ``0:40 left``, ``0:12 so far``; empty: too short to tell.
 
     Args:
         begun: its first report.
         now: Unix time.
     """
-    since = max(0.0, now - begun.time)
     counts = bool(amount_text(newest.phase, newest.done, newest.total))
-    time = (
-        phase_left_text(begun, newest) if counts else f"{duration_text(since)} so far" if since >= _PACE_AFTER else ""
-    )
-    return ", ".join(filter(None, (phase_text(newest.phase, newest.done, newest.total), time)))
+    if counts and (newest.done > begun.done or newest.done == newest.total):
+        return phase_left_text(begun, newest)
+    since = max(0.0, now - begun.time)
+    return f"{duration_text(since)} so far" if since >= _PACE_AFTER else ""
 
 
 def phase_left_text(begun: ProgressEvent, newest: ProgressEvent) -> str:

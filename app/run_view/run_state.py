@@ -88,8 +88,8 @@ class RunState:
     unstarted: frozenset[int] = frozenset()
     """Ranks of the attempt before the newest that have not reported since."""
     total_steps: int | None = None
-    phase: str = ""
-    """Preparation of the run itself before the first step: ``machines 1/3``."""
+    phase_reports: tuple[ProgressEvent, ...] = ()
+    """First and newest report of the run's own preparation, before the first step or of a machine that is added."""
     members: Mapping[int, MemberState] = field(default_factory=dict)
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
@@ -121,11 +121,10 @@ class RunState:
         )
 
     @property
-    def adding(self) -> str:
-        """The machine that is being added, and how far that is: ``adding pc (sending to pc 3.2 MB/85.4 MB)``."""
-        names = [answer.machine for answer in self.requests.values() if answer.action == "add"
-                 and answer.outcome == "accepted" and answer.machine]  # fmt: skip
-        return f"adding {names[-1]}{f' ({self.phase})' if names[-1] in self.phase else ''}" if names else ""
+    def phase(self) -> str:
+        """That preparation in words, with its count; empty: there is none."""
+        newest = self.phase_reports[-1] if self.phase_reports else None
+        return phase_text(newest.phase, newest.done, newest.total) if newest else ""
 
     def holds(self, entry: TimelineEntry) -> bool:
         """Whether an entry is still true: waiting for a machine ends when it joins, or when this start is over."""
@@ -305,7 +304,9 @@ def apply(state: RunState, event: Event) -> RunState:
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_event_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
-            return changed(state, phase=phase_text(event.phase, event.done, event.total))
+            begun = state.phase_reports[:1]
+            begun = begun if begun and begun[0].phase == event.phase else (event,)
+            return changed(state, phase_reports=(*begun, event))
         case ErrorEvent(resumable=False):
             return _with_member(_without_snapshots(state), event)
         case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
@@ -360,7 +361,7 @@ def _at_rest(state: RunState) -> RunState:
 def _run(state: RunState, event: RunEvent) -> RunState:
     if event.status == "starting":
         step = state.resume_step if len(state.attempts) > 1 else None
-        state = changed(state, phase="", resumed_from=step or 0, unstarted=frozenset(state.members))
+        state = changed(state, phase_reports=(), resumed_from=step or 0, unstarted=frozenset(state.members))
     elif event.status == "running" and isinstance(step := event.details.get("step"), int):
         state = changed(state, resumed_from=step)
     now = changed(
@@ -368,7 +369,7 @@ def _run(state: RunState, event: RunEvent) -> RunState:
         status=event.status,
         message=event.message,
         ended=event.time if event.status in FINAL else None,
-        phase="" if event.status == "running" else state.phase,
+        phase_reports=() if event.status == "running" else state.phase_reports,
         started=event.time if event.status == "starting" or state.started is None else state.started,
         total_steps=event.total_steps if event.total_steps is not None else state.total_steps,
     )

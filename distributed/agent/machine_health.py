@@ -15,7 +15,6 @@ import json
 import platform
 import re
 import select
-import shutil
 import socket
 import struct
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import Listen, MachineRequest, Reach
-from distributed.system import output, read
+from distributed.system import keeper, output, read
 
 LARGE = 9216
 """Bytes that exceed the packet size of any network card."""
@@ -46,25 +45,28 @@ def facts(root: Path, request: MachineRequest) -> dict[str, Any]:
 
     mac = platform.system() == "Darwin"
     power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g")) if mac else linux_power(power_supplies())
-    memory = psutil.virtual_memory()
+    memory, slowdowns = psutil.virtual_memory(), heat_slowdowns()
+    computed = devices()
     return {
+        "system": platform.system(),
         "machine": platform.machine(),
         "hardware": hardware(),
         "memory": {"total": memory.total, "free": memory.available},
         "power": power,
         "inhibitor": inhibitor(),
+        "lid": "" if mac else lid_action(power["source"]),
         "mtu": {name: card.mtu for name, card in psutil.net_if_stats().items() if not name.startswith("lo")},
         "celsius": processor_celsius(),
-        "throttled": mac_throttled(output("pmset", "-g", "therm")) if mac else False,
+        "throttled": mac_throttled(output("pmset", "-g", "therm")) if mac else heat_slowdowns() > slowdowns,
         "nvidia": nvidia(output("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
-        "devices": devices(),
+        "devices": computed,
     }  # fmt: skip
 
 
 def inhibitor() -> str:
     """Return the program that can keep this machine awake; an SSH session may be denied its use."""
-    if shutil.which("caffeinate"):
-        return "caffeinate"
+    if keeper() != "systemd-inhibit":
+        return keeper()
     for mode, name in (
         ("sleep:idle", "systemd-inhibit"),
         ("idle", "systemd-inhibit, which prevents idle sleep"),
@@ -72,6 +74,27 @@ def inhibitor() -> str:
         if output("systemd-inhibit", f"--what={mode}", "date"):
             return name
     return ""
+
+
+def lid_action(source: str, top: str = "/proc/acpi/button/lid") -> str:
+    """Return what systemd does when an open lid is closed, such as ``suspend``, which nobody may forbid over SSH;
+    empty: there is no lid, or it is unknown.
+
+    Args:
+        source: of the power, as in :func:`linux_power`; the action may differ by it.
+    """
+    if not any("open" in read(state) for state in glob.glob(f"{top}/*/state")):
+        return ""
+    names = ("HandleLidSwitchExternalPower", "HandleLidSwitch") if source == "ac" else ("HandleLidSwitch",)
+    manager = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+    actions = (output("busctl", "get-property", *manager, name) for name in names)
+    return next((action[1] for text in actions if (action := re.search('"([a-z-]+)"', text))), "")
+
+
+def heat_slowdowns(top: str = "/sys/devices/system/cpu") -> int:
+    """Return how often heat has slowed a processor down since the system started, as Linux counts it."""
+    counts = [read(path) for path in glob.glob(f"{top}/cpu*/thermal_throttle/package_throttle_count")]
+    return sum(int(count) for count in counts if count.isdigit())
 
 
 def hardware() -> str:

@@ -113,11 +113,14 @@ class Device(_Report):
 class Health(_Report):
     """Report of :mod:`distributed.agent.machine_health`; sizes in bytes."""
 
+    system: _Text = "Linux"
     machine: _Text
     hardware: _Text
     memory: Memory
     power: Power
     inhibitor: _Text
+    lid: _Text = ""
+    """What Linux does when the lid is closed; empty: nothing, or it has none."""
     mtu: dict[str, int] = Field(max_length=1000)
     celsius: float | None = None
     throttled: bool = False
@@ -174,6 +177,20 @@ def guarded_folder(root: str, system: str) -> str:
     return ""
 
 
+_POWER_SAVING = {
+    True: ("Low Power Mode is on", "sudo pmset -a lowpowermode 0"),
+    False: ("the power-saving profile is on", "powerprofilesctl set balanced"),
+}
+"""What is seen, and what turns it off; by whether the machine is a Mac, like the next."""
+_SLEEP = {
+    True: ("may fall asleep: caffeinate is missing", "turn sleep off there while you train: sudo pmset -a sleep 0"),
+    False: (
+        "may fall asleep: systemd-inhibit is missing or refused",
+        "turn sleep off there while you train: sudo systemctl mask --runtime sleep.target",
+    ),
+}
+
+
 def judge_health(health: Health) -> list[Finding]:
     """Return the findings about a machine's hardware and system."""
     translated = health.machine != health.hardware
@@ -214,13 +231,15 @@ def _power(health: Health) -> Iterator[Finding]:
     seen = {"": "no battery", "ac": "mains", "battery": "runs on battery"}[power.source]
     percent = "" if power.percent is None or not power.source else f", {share_text(power.percent / 100)}"
     yield Finding.warn_if(power.source == "battery", "power", f"{seen}{percent}", "mains power", "plug it in")
+    is_mac = health.system == "Darwin"
     if power.saving:
-        fix = "sudo pmset -a lowpowermode 0 (Linux: powerprofilesctl set balanced)"
-        yield Finding("power saving", "warning", "Low Power Mode is on", "off: it halves the speed", fix)
+        seen, fix = _POWER_SAVING[is_mac]
+        yield Finding("power saving", "warning", seen, "off: it halves the speed", fix)
     awake = health.inhibitor or ("no battery, so it rarely sleeps" if not power.source else "")
-    seen = awake or "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
-    fix = "turn sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
-    yield Finding.warn_if(not awake, "sleep", seen, "can be kept awake", fix)
+    asleep, fix = _SLEEP[is_mac]
+    sleeps_when_closed = (is_mac and power.source) or health.lid not in ("", "ignore", "lock")
+    lid = "; keep its lid open: closing it puts it to sleep" if sleeps_when_closed else ""
+    yield Finding.warn_if(not awake, "sleep", f"{awake or asleep}{lid}", "can be kept awake", fix)
 
 
 def _heat(health: Health) -> Iterator[Finding]:

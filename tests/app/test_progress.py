@@ -14,7 +14,15 @@ from rich.console import Console
 from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, ProgressPanel, progress_for
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
-from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, SnapshotEvent, WarningEvent
+from training.records.events import (
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+    WarningEvent,
+)
 
 HOSTILE = "\x1b[31m[bold]red[/bold]\x1b]0;title\x07\r\n\u202egnp"
 
@@ -231,6 +239,47 @@ def test_a_machine_that_comes_says_what_it_waits_for() -> None:
     assert "joined, waits" in picture([*RUNNING, joined])
     assert "joined, waits" not in picture([*RUNNING, joined, step(14, member=2)])
     assert "joined, waits" not in picture([RUNNING[0], joined])
+
+
+ASKED = RequestEvent(request="1", time=60.0, action="add", machine="pc", outcome="accepted")
+
+
+def test_a_machine_that_is_added_has_a_row_from_the_moment_it_is_asked_for() -> None:
+    """With the stage of its start and a clock, until a member of its own reports, or it is refused."""
+
+    def row(*more: Event) -> str:
+        rows = picture([*RUNNING, ASKED, *more], width=120).splitlines()
+        return re.sub(" +", " ", next((line for line in rows if "pc" in line), "")).strip()
+
+    assert row() == "pc being added, 0:40 so far - - - - 0 B / 0 B"
+    checking = ProgressEvent(time=70.0, phase="checking the files on pc", done=0)
+    assert row(checking).startswith("pc checking the files on")
+    assert "0:30 so far" in picture([*RUNNING, ASKED, checking], width=120)
+    assert row(checking, MemberEvent(member=2, name="pc", status="started", time=90.0)).startswith("pc started")
+    assert row(ASKED.model_copy(update={"outcome": "refused"})) == ""
+    stale = ProgressEvent(time=50.0, phase="loading the program on pc", done=0)
+    assert row(stale).startswith("pc being added")
+
+
+def test_a_member_that_is_gone_and_asked_back_says_so() -> None:
+    gone = MemberEvent(member=1, name="pc", status="left", time=50.0)
+    assert "being added, 0:40" in picture([*RUNNING, gone, ASKED], width=120)
+
+
+def test_the_first_evaluation_is_told(plain: Plain) -> None:
+    """A run showed step 0 for half a minute."""
+    begun = [RunEvent(status="running", total_steps=100, time=0.0)]
+    reports = [
+        ProgressEvent(member=0, time=60.0 + 8 * done, phase="evaluating validation", done=done, total=6)
+        for done in (0, 1)
+    ]
+    stage = "evaluating the model before training, 1 of 6 samples, about 0:40 left"
+    assert stage in picture([*begun, *reports], width=80).splitlines()[2]
+    plain.feed(*begun, reports[0])
+    plain.now = 8.0
+    assert plain.feed(reports[1]) == []  # every ten seconds
+    plain.now = 12.0
+    assert plain.feed(reports[1]) == [f"[0:12] {stage}"]
 
 
 def test_a_resumed_run_says_so_until_it_begins_again() -> None:

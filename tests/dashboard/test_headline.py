@@ -161,6 +161,28 @@ def test_a_machine_that_is_added_is_told_with_what_is_sent_to_it() -> None:
     assert "adding" not in words(going(asked, sent, done))
 
 
+def test_the_evaluation_before_the_first_step_is_told_with_its_time() -> None:
+    """Of all members together; the time is that of the one furthest behind."""
+
+    def said(*more: Event) -> str:
+        return words(reduce_events([*started(), *more]), BEGAN + 12).removeprefix("Starting · 3/3 machines · ")
+
+    def report(rank: int, at: float, done: int, total: int = 48, split: str = "validation") -> Event:
+        return ProgressEvent(member=rank, time=BEGAN + at, phase=f"evaluating {split}", done=done, total=total)
+
+    before = "evaluating the model before training"
+    begun = [report(0, 0, 0), report(1, 0, 0)]
+    assert said(*begun) == f"{before}, 0 of 96 samples, 0:12 so far"
+    under_way = [*begun, report(0, 4, 8), report(1, 4, 4)]
+    assert said(*under_way) == f"{before}, 12 of 96 samples, about 0:44 left"
+    ended = [*under_way, report(0, 8, 48), report(1, 9, 48)]
+    assert said(*ended) == f"{before}, 96 of 96 samples"
+    assert said(*ended, report(0, 9, 0, 5, "test")) == f"{before}, 0 of 5 test samples, 0:03 so far"
+    result = EvaluationEvent(time=BEGAN + 9, step=0, split="validation", samples=96, metrics={}, loss=3.0, seconds=9.0)
+    assert said(*ended, result) == "taking the first step"
+    assert before not in words(going(*begun))
+
+
 def test_a_machine_that_is_back_is_over() -> None:
     back = MemberEvent(member=1, time=BEGAN + 30, status="joined", name="air")
     state = going(LOST, back, *steps(31, 40))

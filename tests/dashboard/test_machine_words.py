@@ -17,7 +17,7 @@ from app.run_view.run_state import reduce_events
 from app.shell.text import TableRow, draw, literal
 from profiles.files.resolve import profile_from_options
 from tests.app.app_events import sync
-from training.records.events import MemberEvent, WarningEvent
+from training.records.events import MemberEvent, ProgressEvent, RequestEvent, WarningEvent
 from training.run.local_plan import plan_local_run
 
 
@@ -70,6 +70,18 @@ def test_a_lost_machine_was_heard_before_it_was_lost() -> None:
     columns, rows = table_of(picture)
     heard = [column.key for column in columns].index("age")
     assert rows[1].cells[heard].plain == "2 min"
+
+
+def test_a_machine_that_is_added_is_listed_with_its_stage_until_it_has_a_rank() -> None:
+    asked = RequestEvent(time=BEGAN + 3, request="1", action="add", machine="mini", outcome="accepted")
+    sent = ProgressEvent(time=BEGAN + 5, phase="bytes to mini", done=32_000_000, total=85_000_000)
+    begun = [*started(2), *steps(1, 9, ranks=[0, 1]), asked]
+    picture = Picture(Path("run"), reduce_events([*begun, sent]), now=BEGAN + 9, live=True)
+    row = table_of(picture)[1][2]
+    assert [cell.plain for cell in row.cells[:3]] == ["mini", "◐ being added", "6 s"]
+    assert [line.plain for line in row.detail] == ["sending to mini 32.0 MB/85.0 MB, 0:04 so far"]
+    arrived = MemberEvent(member=2, name="mini", status="started", time=BEGAN + 9)
+    assert [row.key for row in table_of(Picture(Path("run"), reduce_events([*begun, arrived])))[1]] == ["0", "1", "2"]
 
 
 def test_the_name_of_a_series_is_broken_between_words() -> None:

@@ -26,13 +26,17 @@ from distributed.preparation.preflight import Facts
 from distributed.preparation.provision import environment_size
 
 SOUND: dict[str, Any] = {
-    "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},
+    "system": "Darwin", "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},
     "power": {"source": "ac", "percent": 80, "saving": False}, "inhibitor": "caffeinate", "mtu": {"en0": 1500},
     "celsius": 50.0, "throttled": False, "nvidia": [],
     "devices": [{"device": "cpu", "problem": "", "gflops": 100.0}],
 }  # fmt: skip
 GPU = {"name": "RTX", "driver": "570.1", "total": 2**34, "free": 2**34}
 CUDA = {"device": "cuda:0", "problem": "", "gflops": 9e4}
+
+
+LINUX = {"system": "Linux"}
+REFUSED = "systemd-inhibit is missing or refused"
 
 
 def alarms(**change: object) -> list[tuple[str, str]]:
@@ -66,7 +70,7 @@ def test_a_sound_machine_raises_no_alarm() -> None:
         ({"memory": {"total": 2**34, "free": 2**30}}, ("warning", "1.0 GB of 16 GB free")),
         ({"power": {"source": "battery", "percent": 43}}, ("warning", "runs on battery, 43 %")),
         ({"power": {"source": "ac", "saving": True}}, ("warning", "Low Power Mode is on")),
-        ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused")),
+        ({"inhibitor": "", "lid": "ignore", **LINUX}, ("warning", f"may fall asleep: {REFUSED}")),
         ({"celsius": 97.0}, ("warning", "97 °C")),
         ({"celsius": None, "nvidia": [{**GPU, "celsius": 91}], "devices": [CUDA]}, ("warning", "91 °C")),
         ({"throttled": True, "celsius": None}, ("warning", "unknown, slowed down by heat")),
@@ -76,6 +80,54 @@ def test_a_sound_machine_raises_no_alarm() -> None:
 )
 def test_one_thing_that_is_wrong_is_one_alarm(change: dict[str, object], alarm: tuple[str, str]) -> None:
     assert alarms(**change) == [alarm]
+
+
+def test_a_laptop_gets_the_words_and_commands_of_its_system() -> None:
+    """All that can be wrong with its power and sleep, on a Mac and on Linux."""
+
+    def words(system: str) -> list[str]:
+        laptop = {"power": {"source": "battery", "percent": 41, "saving": True}, "inhibitor": "", "lid": "suspend"}
+        found = judge_health(Health.model_validate({**SOUND, **laptop, "system": system}))
+        return [
+            f"{one.check}: {one.seen}: {one.fix}" for one in found if one.check in ("power", "power saving", "sleep")
+        ]
+
+    asleep = "may fall asleep: {}; keep its lid open: closing it puts it to sleep"
+    off = "turn sleep off there while you train"
+    assert words("Linux") == [
+        "power: runs on battery, 41 %: plug it in",
+        "power saving: the power-saving profile is on: powerprofilesctl set balanced",
+        f"sleep: {asleep.format(REFUSED)}: {off}: sudo systemctl mask --runtime sleep.target",
+    ]
+    assert words("Darwin") == [
+        "power: runs on battery, 41 %: plug it in",
+        "power saving: Low Power Mode is on: sudo pmset -a lowpowermode 0",
+        f"sleep: {asleep.format('caffeinate is missing')}: {off}: sudo pmset -a sleep 0",
+    ]
+
+
+def test_what_closing_the_lid_does_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On mains it may differ; a machine without a lid, or whose lid is closed while it works, is not put to sleep."""
+    asked = {"HandleLidSwitch": 's "suspend"\n', "HandleLidSwitchExternalPower": 's "ignore"\n'}
+    monkeypatch.setattr(health, "output", lambda *command: asked[command[-1]])
+    assert health.lid_action("battery", str(tmp_path)) == ""
+    (tmp_path / "LID0").mkdir()
+    state = tmp_path / "LID0/state"
+    state.write_text("state:      open\n")
+    assert [health.lid_action(source, str(tmp_path)) for source in ("battery", "ac")] == ["suspend", "ignore"]
+    asked["HandleLidSwitchExternalPower"] = 's ""\n'
+    assert health.lid_action("ac", str(tmp_path)) == "suspend"
+    state.write_text("state:      closed\n")
+    assert health.lid_action("battery", str(tmp_path)) == ""
+
+
+def test_slowdowns_by_heat_are_counted(tmp_path: Path) -> None:
+    for core, count in (("cpu0", "3"), ("cpu1", "4"), ("cpufreq", "9")):
+        (tmp_path / core / "thermal_throttle").mkdir(parents=True)
+        (tmp_path / core / "thermal_throttle/package_throttle_count").write_text(
+            f"{count}\n" if core != "cpufreq" else ""
+        )
+    assert health.heat_slowdowns(str(tmp_path)) == 7
 
 
 def test_a_gpu_that_others_fill() -> None:

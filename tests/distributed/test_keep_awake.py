@@ -18,11 +18,13 @@ from tests.waiting import until
 
 __all__ = ["agents"]
 
+KEEPS = 'echo "$$ $*" >> "$AWAKE"; exec sleep 600'
 FAKES = {
-    "caffeinate": 'echo "$$ $*" >> "$AWAKE"; exec sleep 600',
+    "caffeinate": KEEPS,
     "systemd-inhibit": 'case $* in *sleep:idle*) exit 1;; esac; echo "$$ $*" >> "$AWAKE"; eval "exec \\${$#}"',
 }
-"""The second is that of a system that refuses a session over SSH to stop it from being put to sleep."""
+"""The second is that of a system that refuses a session over SSH to stop it from being put to sleep. Linux may have the
+first one, too: it is another program there."""
 
 SUPERVISED = """
 import os, sys, time
@@ -37,13 +39,14 @@ sys.exit(supervisor.main())
 """A supervisor whose run ends when the machine is kept awake."""
 
 
-@pytest.fixture(params=sorted(FAKES))
-def awake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a line for each command that kept this machine awake: its process and its words."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / request.param).write_text(f"#!/bin/sh\n{FAKES[request.param]}\n")
-    (tools / request.param).chmod(0o755)
+    for name, script in FAKES.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
     monkeypatch.setenv("AWAKE", str(tmp_path / "awake"))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return tmp_path / "awake"
@@ -60,7 +63,7 @@ def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path
     agents.start()
     attachment = agents.attach()
     pid, words = kept(awake)
-    assert words.startswith(("-ims -w ", "--what=idle "))
+    assert words.startswith("-ims -w " if sys.platform == "darwin" else "--what=idle ")
     attachment.say(n=1, worker={"command": "stop"})
     attachment.records(lambda record: "end" in record)
     assert not is_dead(pid)  # the model is still to be fetched
@@ -79,8 +82,22 @@ def test_the_machine_that_supervises_stays_awake(awake: Path, tmp_path: Path) ->
     until(lambda: is_dead(pid))
 
 
-def test_the_check_tries_what_it_finds(awake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert machine_health.inhibitor() in ("caffeinate", "systemd-inhibit, which prevents idle sleep")
+@pytest.mark.parametrize(
+    ("platform", "name", "begin"),
+    [("darwin", "caffeinate", "-ims -w "), ("linux", "systemd-inhibit, which prevents idle sleep", "--what=idle ")],
+)
+def test_each_system_has_its_program(
+    platform: str, name: str, begin: str, awake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert machine_health.inhibitor() == name
+    awake.unlink(missing_ok=True)
+    process = system.keep_awake()
+    assert process is not None
+    _, words = kept(awake)
+    assert words.startswith(begin)
+    process.kill()
+    process.communicate()
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert machine_health.inhibitor() == ""

@@ -17,7 +17,8 @@ from textual.widgets import Static
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
-from app.run_view.headline import LAST_EVALUATION, end_stage, ending_order, headline, order_stage
+from app.run_view.figures import LAST_EVALUATION, end_stage
+from app.run_view.headline import ending_order, headline, order_stage
 from app.run_view.view import RunView
 from app.shell.dialogs import CommandDialog, Dialog
 from app.shell.folding import Prose

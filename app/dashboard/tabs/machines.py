@@ -17,6 +17,7 @@ from app.dashboard.tabs.pane import Pane, Words, shares_bar, state_of
 from app.run_view.figures import waiting_text
 from app.run_view.headline import age, lag, slowest
 from app.run_view.member_state import AWAITS_EXCHANGE, MemberState
+from app.run_view.tables.newcomers import newcomers, stage_of
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import (
@@ -105,9 +106,9 @@ class MachinesPane(Pane):
 
     @property
     def selected(self) -> int | None:
-        """Rank of the machine under the cursor."""
+        """Rank of the machine under the cursor; ``None``: there is none, or it is being added and has no rank yet."""
         key = self.query_one(RowTable).cursor
-        return int(key) if key else None
+        return int(key) if key and int(key) >= 0 else None
 
 
 def _paces(picture: Picture) -> ChartData:
@@ -149,7 +150,7 @@ def table_of(picture: Picture) -> tuple[list[TableColumn], list[TableRow]]:
         "age": picture.live,
     }
     indices = [index for index, column in enumerate(COLUMNS) if has_values.get(column.key, True)]
-    rows = [_row(member, picture) for member in members]
+    rows = [_row(member, picture) for member in (*members, *(newcomers(picture.state) if picture.live else ()))]
     shown = [dataclasses.replace(row, cells=tuple(row.cells[index] for index in indices)) for row in rows]
     return [COLUMNS[index] for index in indices], shown
 
@@ -169,7 +170,7 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
     memory = load.memory_used if load else 0
     full = load is not None and load.memory_total and memory > 0.9 * load.memory_total
     cells = (
-        literal(picture.name(member.rank), "bold"),
+        literal(picture.name(member.rank) if member.rank >= 0 else member.name, "bold"),
         state_of(member, picture),
         literal(age_text(since if picture.live else None)),
         literal(member.step or "-"),
@@ -198,8 +199,8 @@ def _details(member: MemberState, picture: Picture) -> tuple[Content, ...]:
     if member.has_ended and picture.live and picture.plan is not None and picture.plan.has_coordinator:
         command = f"{command_about(picture.path, 'runs', 'ask')} add {shlex.quote(picture.name(member.rank))}"
         lines.append(literal(f"it does not come back by itself; add it: {command}", "$text-accent"))
-    if member.phase:
-        lines.append(literal(member.preparing(picture.now), "$text-muted"))
+    if stage := stage_of(member, picture.state, picture.now) if picture.live else "":
+        lines.append(literal(stage, "$text-muted"))
     if picture.live and picture.state.awaits_exchange(member):
         lines.append(literal(AWAITS_EXCHANGE, "$text-muted"))
     if member.times_lost and member.active:
