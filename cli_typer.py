@@ -12,6 +12,9 @@ from profiles.bootstrap import end_process, ensure_environment, hold_keys
 if __name__ == "__main__":
     ensure_environment(__file__)
     hold_keys(sys.argv[1:] or ["--help"])
+    from app.cli.train.first_line import say_first_line  # before anything large
+
+    say_first_line(sys.argv[1:])
 
 from app.cli.main import main
 

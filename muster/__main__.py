@@ -31,8 +31,10 @@ def main() -> int:
     sys.argv[0] = shlex.split(typed)[-1]  # what a run records as its command, and its command.sh starts again
     from app.cli.entry import called_set_up
     from app.cli.handover import hand_over
+    from app.cli.train.first_line import say_first_line
 
     hand_over(sys.argv[1:])
+    say_first_line(sys.argv[1:])
     if (open_set_up := called_set_up(sys.argv[1:], "muster")) is not None:
         end_process(open_set_up())
     from app.cli.main import main as run  # typer, which the set-up does without

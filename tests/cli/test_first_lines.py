@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from app.cli.terminal import PacedLines
-from app.cli.train.request import TrainRequest
+from app.cli.train.first_line import first_line
 from distributed.measuring.machine_figures import MeasuringProgress
 from distributed.preparation.wheels import InstallProgress
+from tests.distributed.muster_runs import REPOSITORY
+from tests.preloaded import python_itself
 
 
 @pytest.mark.parametrize(
-    ("request_", "line"),
+    ("words", "line"),
     [
-        (TrainRequest("demo", {"hosts": "a,b"}), "reading profile demo, then connecting to a, b"),
-        (TrainRequest(resume="3f2a", overrides={"hosts": "a"}), "reading run 3f2a, then connecting to a"),
-        (TrainRequest("demo", {"hosts": "a"}, as_json=True), ""),
-        (TrainRequest("demo"), ""),
+        ("train demo --hosts a,b", "reading profile demo, then connecting to a, b"),
+        ("distributed-train --steps 3 demo --hosts=a", "reading profile demo, then connecting to a"),
+        ("train --resume 3f2a --hosts a", "reading run 3f2a, then connecting to a"),
+        ("train --task causal-lm --hosts a", "reading the job, then connecting to a"),
+        ("train demo --hosts a --json", ""),
+        ("train demo", ""),
+        ("runs attach demo --hosts a", ""),
+        ("train --help", ""),
     ],
 )
-def test_a_start_on_machines_says_at_once_what_it_does(request_: TrainRequest, line: str) -> None:
-    assert request_.first_line == line
+def test_a_start_on_machines_says_at_once_what_it_does(words: str, line: str) -> None:
+    assert first_line(words.split()) == line
+
+
+def test_at_a_terminal_a_start_here_does_so_too() -> None:
+    assert first_line(["train", "demo\x1b[2J"], is_terminal=True) == "reading profile demo?[2J"
+    assert first_line([], is_terminal=True) == ""
 
 
 def test_a_hosts_file_is_no_machine(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text("{}")
-    assert TrainRequest("demo", {"hosts": str(file)}).first_line.endswith(f"connecting to the machines of {file}")
+    assert first_line(["train", "demo", "--hosts", str(file)]).endswith(f"connecting to the machines of {file}")
+
+
+@pytest.mark.parametrize("entry", [["cli_typer.py"], ["-m", "muster"]])
+def test_it_comes_before_anything_large_is_imported(entry: list[str]) -> None:
+    """The line of a start stands among the imports that Python writes: before that of pydantic, rich and typer."""
+    command = [python_itself(), "-X", "importtime", *entry, "train", "no-such", "--hosts", "a"]
+    written = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120).stderr
+    before, _, after = written.partition("reading profile no-such, then connecting to a\n")
+    assert not re.search(r"\| +(pydantic|rich|typer|training)\b", before) and "| typer" in after.replace("|   ", "| ")
 
 
 def test_packages_are_counted_now_and_then() -> None:

@@ -30,7 +30,6 @@ from app.cli.arguments import (
     Setting,
     TrustNew,
 )
-from app.console import say, visible
 from profiles.errors import BadInput, ExitCode
 from profiles.installation import NOTIFICATION_TARGET
 from profiles.options import OptionSpec, options
@@ -205,8 +204,6 @@ def distributed_train(
         profile, overrides, resume, trial or dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
         plan_file, allow_missing, offline_wheels, trust_new, plan_only, out, details,
     )  # fmt: skip
-    if request.first_line:
-        say(visible(request.first_line))
     _check(request)
     return _started(request)
 

@@ -66,16 +66,6 @@ class TrainRequest:
         """Whether there is a user to ask."""
         return not self.no_input and somebody(self.as_json)
 
-    @property
-    def first_line(self) -> str:
-        """What is done before anything else can be said, which takes seconds; empty: nothing of several machines."""
-        hosts = self.overrides.get("hosts", "")
-        if not hosts or self.as_json:
-            return ""
-        machines = f"the machines of {hosts}" if Path(hosts).is_file() else ", ".join(hosts.split(","))
-        subject = f"run {self.resume}" if self.resume else f"profile {self.title}"
-        return f"reading {subject}, then connecting to {machines}"
-
     def check_names(self) -> None:
         """Check the names of run, profile and options, and the paths that were typed.
 
