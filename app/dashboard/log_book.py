@@ -10,7 +10,7 @@ import heapq
 import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import itemgetter
@@ -19,11 +19,11 @@ from time import sleep
 from typing import Literal
 
 from app.run_view.run_state import reduce_events
-from app.run_view.timeline import TimelineEntry, TimelineTrack
+from app.run_view.timeline import Kind, TimelineEntry, TimelineTrack
 from app.run_view.view import RunView
 from profiles.quantities import bytes_text
 from training.records.event_log import follow_events, follow_lines
-from training.records.events import ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
+from training.records.events import ElectionEvent, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
 
 KEPT_LINES = 1000
 """Most lines of one file, so that a verbose one does not displace the others."""
@@ -33,8 +33,10 @@ BYTES_A_LOOK = 1 << 16
 LONGEST_LINE = 2000
 MOST_FILES = 256
 _POLL = 0.2
-_CHANGING = MemberEvent | ProgressEvent | ErrorEvent | WarningEvent
-"""Events from which losses and returns follow."""
+_NOTED = MemberEvent | ProgressEvent | ErrorEvent | WarningEvent | ElectionEvent
+"""Events from which losses, returns, warnings and errors follow."""
+_LEVELS: Mapping[Kind, str] = {"lost": "WARNING", "back": "WARNING", "warning": "WARNING", "error": "ERROR"}
+"""The word at the beginning of a line, by the kind of its entry in the timeline."""
 
 Level = Literal["error", "warning", "info"]
 _ERROR = re.compile(r"error\b|exception\b|\b(critical|fatal|traceback)\b", re.IGNORECASE)
@@ -53,6 +55,8 @@ class LogLine:
     level: Level
     time: float | None = None
     """Unix time at the beginning of the line; ``None``: it has none."""
+    is_notice: bool = False
+    """Whether it is an event of the run, which no log has."""
 
 
 class LogBook:
@@ -66,21 +70,22 @@ class LogBook:
         self.lines: tuple[LogLine, ...] = ()
         """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
 
-    def look(self, changes: Iterable[tuple[str, str]] = ()) -> bool:
+    def look(self, notices: Iterable[tuple[str, str]] = ()) -> bool:
         """Read new lines; return whether there were any.
 
         Args:
-            changes: machine and text of what its own log lacks (:class:`MemberChanges`), since the last call.
+            notices: machine and text of what its own log lacks (:class:`RunNotices`), since the last call.
         """
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
-        new_lines = list(_by_time([*((tail.machine, tail.look()) for tail in self._files.values()), *_each(changes)]))
+        noted = list(notices)
+        new_lines = list(_by_time([*((tail.machine, tail.look()) for tail in self._files.values()), *_each(noted)]))
         for machine, line in new_lines:
             self._number += 1
             time, text = time_of(line)
             machine_lines = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
-            machine_lines.append(LogLine(self._number, machine, text, level_of(text), time))
+            machine_lines.append(LogLine(self._number, machine, text, level_of(text), time, (machine, line) in noted))
         if new_lines:
             all_lines = sorted(
                 (line for machine_lines in self._lines.values() for line in machine_lines), key=lambda line: line.number
@@ -89,23 +94,26 @@ class LogBook:
         return bool(new_lines)
 
 
-class MemberChanges:
-    """The losses and returns of a run's members as lines of its logs: a machine that is lost writes none of its own."""
+class RunNotices:
+    """The warnings, errors, losses and returns of a run as lines of its logs: a machine that is lost writes none of its
+    own, and warnings are events."""
 
     def __init__(self) -> None:
         self._noted: set[TimelineEntry] = set()
 
     def since_last(self, view: RunView) -> list[tuple[str, str]]:
-        """Return machine and line of each change since the last call."""
-        tracks = [view.state.timeline.get(kind, TimelineTrack()) for kind in ("lost", "back")]
+        """Return machine, or ``run``, and line of each of them since the last call."""
+        tracks = [view.state.timeline.get(kind, TimelineTrack()) for kind in _LEVELS]
         entries = {entry for track in tracks for entry in track.entries} - self._noted
         self._noted |= entries
-        return [(name, _change_line(entry, name)) for entry in sorted(entries) if (name := view.name(entry.member))]
+        return [(name, _notice_line(entry, name)) for entry in sorted(entries) if (name := view.name(entry.member))]
 
 
-def _change_line(entry: TimelineEntry, name: str) -> str:
+def _notice_line(entry: TimelineEntry, name: str) -> str:
     moment = datetime.fromtimestamp(entry.time, timezone.utc).isoformat(timespec="milliseconds")
-    return f"{moment.removesuffix('+00:00')}Z WARNING {entry.text.removeprefix(f'{name} ')}"
+    text = entry.text.removeprefix(f"{name} ").removeprefix(f"{name}: ")
+    hint = f" ({entry.hint})" if entry.kind == "error" and entry.hint else ""
+    return f"{moment.removesuffix('+00:00')}Z {_LEVELS[entry.kind]} {' '.join(text.split())}{hint}"
 
 
 class _Tail:
@@ -158,23 +166,23 @@ def _text(line: bytes) -> str:
     return text + "..." if len(shown) > LONGEST_LINE else text
 
 
-def log_lines(view: RunView, goes_on: Callable[[], bool], changes: bool = True) -> Iterator[tuple[str, str]]:
+def log_lines(view: RunView, goes_on: Callable[[], bool], notices: bool = True) -> Iterator[tuple[str, str]]:
     """Yield machine and text of all lines in a run's logs, those of several machines by their times, and wait for more.
 
     Args:
         goes_on: whether to wait.
-        changes: whether losses and returns of members stand among them.
+        notices: whether warnings, errors, losses and returns stand among them.
     """
     readers: dict[Path, Iterator[bytes]] = {}
-    events, noted = follow_events(view.path / "events.jsonl", goes_on), MemberChanges()
+    events, noted = follow_events(view.path / "events.jsonl", goes_on), RunNotices()
     while True:
         is_last = not goes_on()
         for path in sorted((view.path / "logs").glob("*.log")):
             readers.setdefault(path, follow_lines(path, goes_on))
-        if changes:
+        if notices:
             # the lambda is used up in this turn of the loop, with its value of is_last
             new_events = itertools.takewhile(lambda event: event is not None or is_last, events)  # noqa: B023
-            view = replace(view, state=reduce_events((e for e in new_events if isinstance(e, _CHANGING)), view.state))
+            view = replace(view, state=reduce_events((e for e in new_events if isinstance(e, _NOTED)), view.state))
         sources = [(path.stem, map(_whole_text, itertools.takewhile(bool, lines))) for path, lines in readers.items()]
         yield from _by_time([*sources, *_each(noted.since_last(view))])
         if is_last:
@@ -182,8 +190,8 @@ def log_lines(view: RunView, goes_on: Callable[[], bool], changes: bool = True) 
         sleep(_POLL)
 
 
-def _each(changes: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    return [(machine, [text]) for machine, text in changes]
+def _each(notices: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    return [(machine, [text]) for machine, text in notices]
 
 
 def _whole_text(line: bytes) -> str:

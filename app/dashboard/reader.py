@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.dashboard.log_book import LogBook, LogLine, MemberChanges
+from app.dashboard.log_book import LogBook, LogLine, RunNotices
 from app.follow import Follower
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
@@ -100,7 +100,7 @@ class RunReader:
         """Time since which every poll found that no process holds the run; ``None``: the newest one found one."""
         self._live = True
         self._logs = LogBook(path / "logs")
-        self._member_changes = MemberChanges()
+        self._notices = RunNotices()
         self._showcase_of = 0
         """Modification time of the samples that are shown, in ns."""
         self._former: list[Path] | None = None
@@ -237,7 +237,7 @@ class RunReader:
                     with contextlib.suppress(BadInput):
                         self._note(**{name: read(path / file)})
             self._look_at_showcase(path / FOLDER / NAME)
-            if self._current.read and self._logs.look(self._member_changes.since_last(self._current)):
+            if self._current.read and self._logs.look(self._notices.since_last(self._current)):
                 self._note(lines=self._logs.lines)
             if self._live and now - self._marked > MARKED:
                 self._marked = now

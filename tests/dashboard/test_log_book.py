@@ -14,13 +14,13 @@ from app.dashboard.log_book import (
     KEPT_LINES,
     LONGEST_LINE,
     LogBook,
-    MemberChanges,
+    RunNotices,
     level_of,
     time_of,
 )
 from app.run_view.view import read_view
 from tests.report.report_runs import write_run
-from training.records.events import MemberEvent
+from training.records.events import ErrorEvent, MemberEvent, WarningEvent
 
 
 def write(folder: Path, name: str, text: bytes) -> None:
@@ -92,11 +92,15 @@ def test_lines_that_say_their_time_are_merged_by_it(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_what_the_tab_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The machines' lines by their times, and among them the losses and returns that no machine logs itself."""
+    """The machines' lines by their times, and among them losses, returns and warnings, which no machine logs itself."""
     begun = [MemberEvent(member=rank, time=0.0, status="started", name=f"m{rank}") for rank in (0, 1)]
     lost = [MemberEvent(member=1, time=86_400.0 + n, status="lost", message=f"silent {n}") for n in (1, 4)]
     back = [MemberEvent.model_validate({"member": 1, "time": 86_402.0, "status": s}) for s in ("started", "ready")]
-    folder = write_run(tmp_path, [*begun, lost[0], *back, lost[1]])
+    warned = [
+        WarningEvent(time=86_402.5, message="m1: found at 10.0.0.9 by its host key"),
+        ErrorEvent(member=0, time=86_405.0, message="m0: no space left", hint="free some"),
+    ]
+    folder = write_run(tmp_path, [*begun, lost[0], *back, warned[0], lost[1], warned[1]])
     write(folder / "logs", "m0", b"1970-01-02T00:00:00Z first\n  and more\n1970-01-02T00:00:03Z ERROR third\n")
     write(folder / "logs", "m1", b"1970-01-02T00:00:01.500Z second\r\n")
     assert main(["logs", folder.name[:20], "--output", str(tmp_path)]) == 0
@@ -106,13 +110,16 @@ def test_the_command_writes_what_the_tab_shows(tmp_path: Path, capsys: pytest.Ca
         "m1: 1970-01-02T00:00:01.000Z WARNING lost: silent 1",
         "m1: 1970-01-02T00:00:01.500Z second",
         "m1: 1970-01-02T00:00:02.000Z WARNING is back",
+        "run: 1970-01-02T00:00:02.500Z WARNING m1: found at 10.0.0.9 by its host key",
         "m0: 1970-01-02T00:00:03Z ERROR third",
         "m1: 1970-01-02T00:00:04.000Z WARNING lost: silent 4",
+        "m0: 1970-01-02T00:00:05.000Z ERROR no space left (free some)",
     ]
     book = LogBook(folder / "logs")
-    book.look(MemberChanges().since_last(read_view(folder)))
+    book.look(RunNotices().since_last(read_view(folder)))
     assert [f"{line.machine}: {line.text}" for line in book.lines] == [re.sub(r"1970\S+ ", "", line) for line in lines]
-    assert [line.level for line in book.lines][2:] == ["warning", "info", "warning", "error", "warning"]
+    assert [line.machine for line in book.lines if line.is_notice] == ["m1", "m1", "run", "m1", "m0"]
+    assert [line.level for line in book.lines][2:] == ["warning", "info", *["warning"] * 2, "error", "warning", "error"]
 
 
 def test_a_time_is_taken_in_the_zone_that_the_line_names() -> None:

@@ -289,7 +289,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: Output = OUTPUT,
 ) -> ExitCode:
-    """Write the logs of a run's processes, with lost and returned machines, to stdout, each line with its machine.
+    """Write the logs of a run's processes, with its warnings and lost machines, to stdout, each line with its machine.
 
     Raises:
         BadInput: no such run.
@@ -308,9 +308,9 @@ def logs(
     return ExitCode.DONE
 
 
-def log_texts(view: RunView, goes_on: Callable[[], bool], changes: bool = True) -> Iterator[str]:
+def log_texts(view: RunView, goes_on: Callable[[], bool], notices: bool = True) -> Iterator[str]:
     """Yield each line in a run's logs with its machine; see :func:`app.dashboard.log_book.log_lines`."""
-    for machine, text in log_lines(view, goes_on, changes):
+    for machine, text in log_lines(view, goes_on, notices):
         yield f"{machine}: {visible(text)}"
 
 

@@ -236,7 +236,7 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
     over = threading.Event()
 
     def show() -> None:
-        for line in log_texts(RunView(path), lambda: not over.is_set(), changes=False):
+        for line in log_texts(RunView(path), lambda: not over.is_set(), notices=False):
             show_line(line)
 
     reader = threading.Thread(target=show, daemon=True)

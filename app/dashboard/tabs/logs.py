@@ -274,5 +274,8 @@ def _errors_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float
     return [
         (line.time, f"{line.machine}: {line.text}", "")
         for line in lines
-        if line.level == "error" and line.time is not None and problem - _BEFORE <= line.time <= problem
+        if line.level == "error"
+        and not line.is_notice
+        and line.time is not None
+        and problem - _BEFORE <= line.time <= problem
     ]
