@@ -38,7 +38,7 @@ def profile_of(**options: object) -> Profile:
 def pipelines(profile: Profile, budgets: list[MemoryBudget]) -> list[LayoutCandidate]:
     """Return those that the planner accepts, with measured machines that are all linked."""
     machines = [machine(budget.name, 1.0, memory_total=budget.total) for budget in budgets]
-    job = LayoutJob(profile, LLAMA_3B, joined(machines), divides=True, with_8_bits=fitting.has_8_bits)
+    job = LayoutJob(profile, LLAMA_3B, joined(machines), divides=True, with_bitsandbytes=fitting.has_bitsandbytes)
     return [each for each in layout_candidates(job) if each.layout == "pipeline" and each.accepted]
 
 

@@ -39,10 +39,10 @@ def whispers(tmp_path: Path) -> Path:
 
 
 def fitted(
-    profile: Profile, size: ModelSize | None, budgets: list[MemoryBudget], with_8_bits: bool = False
+    profile: Profile, size: ModelSize | None, budgets: list[MemoryBudget], with_bitsandbytes: bool = False
 ) -> FitResult:
     """Whatever is installed on this machine."""
-    return fitting.fit_to_budgets(profile, size, budgets, with_8_bits=lambda: with_8_bits)
+    return fitting.fit_to_budgets(profile, size, budgets, with_bitsandbytes=lambda: with_bitsandbytes)
 
 
 def fit(
@@ -50,12 +50,12 @@ def fit(
     gigabytes: float,
     device: str = "cpu",
     workers: int = 1,
-    with_8_bits: bool = False,
+    with_bitsandbytes: bool = False,
     **options: object,
 ) -> FitResult:
     profile = profile_from_options("mine", {"model_path": str(folder), **options})
     budget = MemoryBudget("studio", int(gigabytes * GB), device, workers)
-    return fitted(profile, size_for(profile), [budget], with_8_bits)
+    return fitted(profile, size_for(profile), [budget], with_bitsandbytes)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,26 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
     with pytest.raises(BadInput, match=r"mine needs about [0-9.]+ GB a worker, studio has 8.0 GB") as refused:
         fit(whispers / "medium", 8, tuning="full")
     assert refused.value.hint.startswith("set tuning = lora, gradient_checkpointing = true, batch_size = ")
+    with pytest.raises(BadInput) as without_package:
+        fit(whispers / "large-v3", 6, fit_memory="off")
+    assert (
+        "install" in without_package.value.hint and "bitsandbytes, then set tuning = lora" in without_package.value.hint
+    )
     with pytest.raises(BadInput) as hopeless:
         fit(whispers / "large-v3", 4)
     assert hopeless.value.hint == "take a smaller model, or a machine with more memory"
 
 
+@pytest.mark.parametrize(("gigabytes", "precision"), [(20, "auto"), (9, "int8"), (6, "nf4")])
+def test_a_base_in_4_bits_comes_after_one_in_8(whispers: Path, gigabytes: float, precision: str) -> None:
+    result = fit(whispers / "large-v3", gigabytes, with_bitsandbytes=True)
+    assert result.profile.model.base_precision == precision
+    assert "tight" not in result.line
+
+
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) -> None:
-    result = fit(whispers / "large-v3", 10, with_8_bits=installed)
+def test_a_base_in_8_bits_comes_after_adapters(whispers: Path, installed: bool) -> None:
+    result = fit(whispers / "large-v3", 10, with_bitsandbytes=installed)
     tight = "which is tight" in result.line
     assert (result.profile.model.base_precision, tight) == (("int8", False) if installed else ("auto", True))
     assert result.profile.model.tuning == "lora"

@@ -45,9 +45,9 @@ def home(*gigabytes: float, mbit: float = 1000, slow: dict[str, float] | None = 
     return joined(machines, mbit, slow)
 
 
-def job(cluster: Cluster, size: ModelSize = LLAMA_3B, with_8_bits: bool = False, **options: object) -> LayoutJob:
+def job(cluster: Cluster, size: ModelSize = LLAMA_3B, with_bitsandbytes: bool = False, **options: object) -> LayoutJob:
     profile = profile_from_options("mine", options or FIXED)
-    return LayoutJob(profile, size, cluster, with_8_bits=lambda: with_8_bits)
+    return LayoutJob(profile, size, cluster, with_bitsandbytes=lambda: with_bitsandbytes)
 
 
 def timed(cluster: Cluster, seconds: dict[str, list[float]]) -> Cluster:
@@ -72,7 +72,7 @@ def names(candidate: LayoutCandidate) -> list[str]:
 
 
 def test_a_model_that_fits_a_machine_with_adapters_is_not_divided() -> None:
-    whole, *others = candidates(home(8, 16, 8), batch_size=2, with_8_bits=True)
+    whole, *others = candidates(home(8, 16, 8), batch_size=2, with_bitsandbytes=True)
     assert (whole.layout, whole.accepted) == ("replicate", True)
     assert sentence(whole.reason) == "machine b holds the whole model, which is faster than dividing it"
     assert {"tuning", "base_precision"} <= set(whole.options)

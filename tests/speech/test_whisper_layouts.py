@@ -84,6 +84,6 @@ def test_stages_need_what_their_workers_took(options: dict[str, object], measure
 
 
 def test_the_job_is_tried_with_options_that_need_less_memory() -> None:
-    job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, ONE, with_8_bits=lambda: False)
+    job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, ONE, with_bitsandbytes=lambda: False)
     assert {s.profile.model.gradient_checkpointing for s in job.stagings()} == {False, True}
     assert {s.batch for s in job.stagings()} == {8, 4, 2, 1}

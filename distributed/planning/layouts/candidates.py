@@ -6,7 +6,7 @@ holds a part of every weight, and gathers the others before it computes. ``tenso
 every matrix.
 
 The rule: a model that fits one machine is never divided, also if it does so only with smaller micro-batches,
-checkpointing, adapters or a base in 8 bits, as far as the user left these options open
+checkpointing, adapters or a base in 8 or 4 bits, as far as the user left these options open
 (:mod:`distributed.planning.memory.fitting`): that is faster than every layout. A pipeline is taken where it fits;
 ``shard`` and ``tensor`` only inside a machine, where sending is less than 0.3 of computing.
 """
@@ -75,7 +75,7 @@ def _whole(job: LayoutJob, machine: ClusterMachine) -> LayoutCandidate | None:
     budget, run = budget_of(machine), job.profile.run.model_copy(update={"layout": "replicate"})
     whole = job.profile.model_copy(update={"run": run})
     try:
-        fitted = fit_to_budgets(whole, job.size, [budget], True, job.with_8_bits, NO_TOLERANCE)
+        fitted = fit_to_budgets(whole, job.size, [budget], True, job.with_bitsandbytes, NO_TOLERANCE)
     except BadInput:
         return None
     staged = replace(job.stagings()[0], profile=fitted.profile)
@@ -169,7 +169,7 @@ def _pipelines(job: LayoutJob, most_members: int = 0) -> Iterator[LayoutCandidat
 
 def _pipeline(job: LayoutJob, members: int, stages: int) -> LayoutCandidate:
     """Return the fastest pipeline with the first way to train that fits: as the profile says, with adapters, or with
-    their base in 8 bits."""
+    their base in 8 or 4 bits."""
     stagings = job.stagings(stages)
     for _, group in groupby(stagings, key=lambda s: (s.profile.model.tuning, s.profile.model.base_precision)):
         best: LayoutCandidate | None = None

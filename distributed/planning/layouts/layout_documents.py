@@ -12,7 +12,7 @@ from pydantic import Field
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Document, Name
 from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.stage_devices import StagedJob, budget_of
-from distributed.planning.memory.fitting import has_8_bits, memory_saving_profiles
+from distributed.planning.memory.fitting import has_bitsandbytes, memory_saving_profiles
 from profiles.schema import Profile
 from training.tasks.inputs.model_size import ModelSize
 
@@ -103,8 +103,8 @@ class LayoutJob:
     """Steps between two exchanges of the members."""
     divides: bool = False
     """Whether the model is divided even if a machine holds it."""
-    with_8_bits: Callable[[], bool] = has_8_bits
-    """Whether the frozen weights can be held in 8 bits."""
+    with_bitsandbytes: Callable[[], bool] = has_bitsandbytes
+    """Whether the frozen weights can be held in 8 or 4 bits."""
 
     def stagings(self, stages: int = 0) -> list[StagedJob]:
         """Return the job as it is, and with options changed to need less memory, in the order in which they are tried.
@@ -115,7 +115,7 @@ class LayoutJob:
         measured = {machine.name: machine.blocks for machine in self.cluster.machines if machine.blocks}
         return [
             StagedJob(profile, self.size, self.profile, measured, self._stage_size, stages)
-            for profile in memory_saving_profiles(self.profile, self.with_8_bits)
+            for profile in memory_saving_profiles(self.profile, self.with_bitsandbytes)
         ]
 
     @cached_property

@@ -6,7 +6,7 @@
 2. Gradient checkpointing: the same result, for about a third more compute.
 3. Adapters instead of all weights (LoRA), if the model is pretrained: this trains differently. Adapters get ten times
    the learning rate, unless it was set (Schulman et al. 2025, "LoRA Without Regret").
-4. The frozen weights under the adapters in 8 bits, if bitsandbytes is installed.
+4. The frozen weights under the adapters in 8 bits, then in 4 (nf4), if bitsandbytes is installed.
 
 Each is tried with all smaller micro-batches before the next; the first that fits is taken. With each micro-batch the
 evaluation batches are halved until they fit.
@@ -26,10 +26,11 @@ from pydantic import ValidationError
 from distributed.planning.memory.memory_model import need_of, need_of_shard, need_of_slices
 from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
+from profiles.installation import package_line
 from profiles.options import as_text, memory_saving_settings
 from profiles.quantities import memory_text
 from profiles.run_settings import FITTED
-from profiles.schema import Profile
+from profiles.schema import QUANTISED, Profile
 from training.data.sample_order import shares_to_batch_sizes
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.layouts.stages.bounds import bounds_of
@@ -171,7 +172,7 @@ _CHANGEABLE = (
 """Options that can be changed, those with the largest effect first."""
 
 
-def has_8_bits() -> bool:
+def has_bitsandbytes() -> bool:
     """Whether bitsandbytes is installed here, and so on machines that are prepared from here."""
     return importlib.util.find_spec("bitsandbytes") is not None
 
@@ -181,14 +182,14 @@ def fit_to_budgets(
     size: ModelSize | None,
     budgets: Sequence[MemoryBudget],
     alone: bool | None = None,
-    with_8_bits: Callable[[], bool] = has_8_bits,
+    with_bitsandbytes: Callable[[], bool] = has_bitsandbytes,
     tolerance: float = ESTIMATE_TOLERANCE,
 ) -> FitResult:
     """Return the profile fitted to all memory budgets.
 
     Args:
         alone: whether one member trains by itself, without exchanges; by default whether the budgets have one member.
-        with_8_bits: whether the frozen weights can be held in 8 bits.
+        with_bitsandbytes: whether the frozen weights can be held in 8 or 4 bits.
         tolerance: multiple of a machine's memory that the smallest estimate may reach; what exceeds the part that
             training may use is tight. :data:`NO_TOLERANCE`: nothing may be tight.
 
@@ -202,9 +203,9 @@ def fit_to_budgets(
     is_estimated = size.activations > 0 and len(known_budgets) == len(budgets)
     has_gpu = any(budget.device != "cpu" for budget in known_budgets)
     relaxations = Relaxations(is_estimated, is_estimated and size.teacher is None and has_gpu)
-    if profile.run.layout in INSIDE_LAYOUTS:  # which quantised weights cannot be divided into
-        with_8_bits = bool
-    candidates = partial(_candidates, profile, fittable_settings(profile), with_8_bits, relaxations)
+    is_inside = profile.run.layout in INSIDE_LAYOUTS  # which quantised weights cannot be divided into
+    with_bitsandbytes = bool if is_inside else with_bitsandbytes
+    candidates = partial(_candidates, profile, fittable_settings(profile), with_bitsandbytes, relaxations)
     devices = max(profile.run.workers, sum(budget.members for budget in budgets))
     need = partial(_member_bytes, size=size, alone=alone, devices=devices)
 
@@ -227,9 +228,9 @@ def fit_to_budgets(
     # that of the fullest by what training may use need not be the one that lacks most: of two, both may leave nothing
     tightest = max(known_budgets, key=lambda budget: need(smallest, budget) * budget.members / budget.total)
     if need(smallest, tightest) * tightest.members > tightest.total * tolerance:
-        all_changes = _candidates(profile, frozenset(FITTED), with_8_bits, Relaxations())
-        fitting = (candidate for candidate in all_changes if fullest(candidate)[0] <= 1)
-        raise _too_large(profile, tightest, need(smallest, tightest), next(fitting, None), need)
+        all_changes = _candidates(profile, frozenset(FITTED), lambda: not is_inside, Relaxations())
+        fitting = next((candidate for candidate in all_changes if fullest(candidate)[0] <= 1), None)
+        raise _too_large(profile, tightest, need(smallest, tightest), fitting, need, with_bitsandbytes())
     return result(smallest, tightest)
 
 
@@ -254,20 +255,22 @@ def _parts(profile: Profile, size: ModelSize) -> list[ModelSize]:
     return [size.stage(*ends) for ends in pairwise(bounds_of([DevicePlan()] * stages, len(size.blocks)))]
 
 
-def memory_saving_profiles(profile: Profile, with_8_bits: Callable[[], bool] = has_8_bits) -> Iterator[Profile]:
+def memory_saving_profiles(
+    profile: Profile, with_bitsandbytes: Callable[[], bool] = has_bitsandbytes
+) -> Iterator[Profile]:
     """Yield the profile, then changed ones that need less memory, in the fixed order."""
-    return _candidates(profile, fittable_settings(profile), with_8_bits, Relaxations())
+    return _candidates(profile, fittable_settings(profile), with_bitsandbytes, Relaxations())
 
 
 def _candidates(
-    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], relaxations: Relaxations
+    profile: Profile, open_: frozenset[str], with_bitsandbytes: Callable[[], bool], relaxations: Relaxations
 ) -> Iterator[Profile]:
     """Yield the changed profiles to try, in the fixed order.
 
     Args:
         open_: options that may be changed.
     """
-    for step in _steps(profile, open_, with_8_bits, relaxations.without_checkpointing):
+    for step in _steps(profile, open_, with_bitsandbytes, relaxations.without_checkpointing):
         for batch in _batches(step, open_, relaxations.larger_batches):
             changed = _with_batch(step, batch, open_)
             eval_batches = _eval_batches(changed, open_, relaxations.larger_batches)
@@ -275,7 +278,7 @@ def _candidates(
 
 
 def _steps(
-    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], without_checkpointing: bool
+    profile: Profile, open_: frozenset[str], with_bitsandbytes: Callable[[], bool], without_checkpointing: bool
 ) -> Iterator[Profile]:
     model = profile.model
     memory_options = memory_saving_settings(model.task)
@@ -291,8 +294,8 @@ def _steps(
         if changed is not profile:
             profile = _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
             yield profile
-    if "base_precision" in open_ and profile.model.tuning == "lora" and memory_options and with_8_bits():
-        yield _changed(profile, "model", base_precision="int8")
+    if "base_precision" in open_ and profile.model.tuning == "lora" and memory_options and with_bitsandbytes():
+        yield from (_changed(profile, "model", base_precision=precision) for precision in QUANTISED)
 
 
 def _batches(profile: Profile, open_: frozenset[str], larger_batches: bool) -> list[int]:
@@ -374,18 +377,17 @@ def _relaxation_texts(profile: Profile, changes: Mapping[str, tuple[str, str]]) 
 
 
 def _too_large(
-    profile: Profile, budget: MemoryBudget, needs: int, alternative: Profile | None, need: _Need
+    profile: Profile, budget: MemoryBudget, needs: int, alternative: Profile | None, need: _Need, has_bitsandbytes: bool
 ) -> BadInput:
-    """Return the error, with the settings that would fit."""
+    """Return the error, with the settings that would fit, and the package that they need."""
     shared = f" for {budget.members} workers" if budget.members > 1 else ""
     has = f"{memory_text(budget.total)}{shared}"
     message = f"{profile.name} needs about {memory_text(needs)} a worker, {budget.name} has {has}"
     if alternative is not None:
         settings = [f"{name} = {after}" for name, (_, after) in changed_options(profile, alternative).items()]
-        return BadInput(
-            message,
-            f"set {', '.join(settings)} (about {memory_text(need(alternative, budget))}), or take a smaller model",
-        )
+        hint = f"set {', '.join(settings)} (about {memory_text(need(alternative, budget))}), or take a smaller model"
+        lacks_package = alternative.model.base_precision in QUANTISED and not has_bitsandbytes
+        return BadInput(message, f"{package_line('bitsandbytes')}, then {hint}" if lacks_package else hint)
     fewer = "fewer workers, or " if budget.members > 1 else ""
     return BadInput(message, f"take {fewer}a smaller model, or a machine with more memory")
 

@@ -27,7 +27,7 @@ class BlockSize:
 
     parameters: int
     matrices: int
-    """Parameters in linear layers, which can be held in 8 bits."""
+    """Parameters in linear layers, which can be held in 8 or 4 bits."""
     multiplications: int
     """Multiplications of the forward of one sample."""
     activations: int
@@ -61,7 +61,7 @@ class ModelSize:
     evaluation: int = 0
     """Activations of one sample in an evaluation; nothing is saved for backward. For Whisper with a full window."""
     matrices: int = 0
-    """Parameters in linear layers, which can be held in 8 bits."""
+    """Parameters in linear layers, which can be held in 8 or 4 bits."""
     teacher: ModelSize | None = None
     """Size of the teacher in a distillation."""
     encoder_layers: int = 0
