@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.members import as_cut, can_have_members, check_machines, member_names, plan_run, starter_of
-from distributed.preparation.preflight import NotReady, Ready, memory_budgets
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets, take_every_gpu
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from profiles.errors import BadInput
 from profiles.installation import program
@@ -84,11 +84,17 @@ def plan_machines(
     is_chosen = profile.strategy.strategy != "auto" or profile.run.layout in DIVIDED
     if is_divided(profile):
         plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured
-    elif is_chosen or len(member_names(machines)) == 1:
+    elif is_chosen or len(member_names(machines)) == 1 or _is_one_machine_of_alike_gpus(machines):
         known = MeasureOptions(max_age=options.max_age, doubtful_age=DOUBTFUL_AGE, tell=tell)
         return PlannedRun(with_known_speeds(plan_run(profile, machines), profile, machines, known))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
+
+
+def _is_one_machine_of_alike_gpus(machines: Sequence[Ready]) -> bool:
+    """Whether all members are GPUs of one kind in one machine, among which there is nothing to choose."""
+    ((link, facts), *others) = machines
+    return not others and facts.gpus_alike and all(device.startswith("cuda") for device in link.machine.devices)
 
 
 def propose(
@@ -303,6 +309,7 @@ class DistributedLauncher:
         machines: Sequence[Ready] = ()
         try:
             machines = prepare(self._hosts, self.profile.model.task, self._prepare_options)
+            take_every_gpu(self.profile, machines, self._planned_names())
             if self.profile.data.local_data:
                 members, links = plan_run(self.profile, machines).members, [link for link, _ in machines]
                 require_data(self.profile, links, members, self._prepare_options.tell)
@@ -318,6 +325,11 @@ class DistributedLauncher:
         finally:
             for link, _ in machines:
                 link.close()
+
+    def _planned_names(self) -> Collection[str]:
+        """Return the members of the plan that was given; none without one."""
+        planning = self._plan_options.planning
+        return [member.name for member in planning.settings.members] if planning and planning.settings else []
 
     def dismiss(self) -> None:
         """Dismiss the standby supervisor without starting a run. Idempotent."""

@@ -39,7 +39,9 @@ class RunSettings(Section):
         "machines that train: a hosts file, or names separated by commas; empty: this machine",
         kind="path",
     )
-    workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
+    workers: int = option(
+        1, "workers on this machine (--local); if nobody sets it, one for each GPU where all are alike", ge=1, le=64
+    )
     layout: Literal["auto", "replicate", "pipeline", "shard", "tensor"] = option(
         "auto",
         "what each device holds; replicate: the whole model; pipeline: some of its blocks, through which the "

@@ -38,7 +38,7 @@ from distributed.agent.requests import (
 )
 from distributed.agent.run_folders import snapshots
 from distributed.system import interface_of, output, read
-from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
+from training.hardware.resources import count_gpus, gpu_memory, gpus_are_alike, gpus_have_bf16, memory_limit
 from training.records.lease import held_elsewhere
 
 DIAL_SECONDS = 2.0
@@ -109,6 +109,7 @@ def report_on(root: Path, modules: Sequence[str]) -> dict[str, Any]:
         "memory": memory(),
         "gpu_memory": gpu_memory() if gpus else 0,
         "gpu_bf16": gpus > 0 and gpus_have_bf16(),
+        "gpus_alike": gpus > 1 and gpus_are_alike(),
         "address": address,
         "interface": interface_of(address),
         "unloadable": load_problem(loading),

@@ -58,7 +58,7 @@ class Machine(BaseModel):
     """Its own data with ``local_data``, there: a folder or a file; relative is below the home folder. Empty: what the
     profile says."""
     devices: tuple[_Device, ...] = ()
-    """Devices that train, one worker each; empty: the machine's best one."""
+    """Devices that train, one worker each; empty: every GPU of several of one kind, else the machine's best one."""
     interface: _Interface = ""
     """Network interface for the training traffic there; empty: the one that has the address."""
     be_polite: bool = False

@@ -49,7 +49,7 @@ from distributed.planning.layouts.divided_plan import fit_or_divide
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.model_blocks import BlockInputs, blocks_to_measure
-from distributed.preparation.preflight import Ready, check, memory_budgets, ready
+from distributed.preparation.preflight import Ready, check, memory_budgets, ready, take_every_gpu
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
@@ -151,6 +151,7 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
         MusterError: the data or the machines cannot be used.
     """
     machines = ready(check(hosts, profile.model.task, trust))
+    take_every_gpu(profile, machines)
     try:
         return measure_ready(machines, fit_or_divide(profile, memory_budgets(profile, machines), options.tell), options)
     finally:

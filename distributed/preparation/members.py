@@ -62,10 +62,11 @@ def check_machines(profile: Profile, machines: Sequence[Machine]) -> None:
     """Check the layout of a run on listed machines, before they are prepared.
 
     Raises:
-        BadInput: it does not work with so many machines or devices.
+        BadInput: it does not work with so many machines or devices; how many GPUs one has is not known yet.
     """
     _check_inside(profile, [machine.name for machine in machines])
-    check_devices(profile, sum(len(devices_of(machine)) for machine in machines))
+    may_have_gpus = profile.training.device in ("auto", "cuda") and not all(machine.devices for machine in machines)
+    check_devices(profile, 0 if may_have_gpus else sum(len(devices_of(machine)) for machine in machines))
 
 
 def _check_inside(profile: Profile, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import importlib.metadata
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ from profiles.errors import ExitCode, MusterError
 from profiles.installation import training_python
 from profiles.quantities import bytes_text, span_text
 from profiles.schema import Profile
-from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
+from training.hardware.resources import count_gpus, gpu_memory, gpus_are_alike, gpus_have_bf16, total_memory
 from training.tasks.registry import inputs_of
 
 OLDEST_PYTHON = (3, 10)
@@ -70,6 +70,8 @@ class Facts:
     """Bytes of its smallest GPU."""
     gpu_bf16: bool = False
     """Whether all its GPUs multiply bf16 in hardware."""
+    gpus_alike: bool = False
+    """Whether it has several GPUs, all of one kind."""
     dials_here: bool = True
     """Whether it can connect to this computer; not tested where it is reached through another machine."""
     free_files: int = -1
@@ -300,12 +302,50 @@ _HERE = "this computer"
 
 def local_memory_budgets(profile: Profile, workers: int) -> list[MemoryBudget]:
     """Return the memory budget of workers on this computer."""
-    device = profile.training.device
-    gpus = count_gpus() if device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch") else 0
+    device, gpus = profile.training.device, _usable_gpus(profile)
     if gpus:
         return [MemoryBudget(_HERE, gpu_memory(), "cuda", -(-workers // gpus), bf16=gpus_have_bf16())]
     total, limited = total_memory()
     return [MemoryBudget(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
+
+
+def _usable_gpus(profile: Profile) -> int:
+    """Return the number of GPUs of this computer on which a run of the profile can train."""
+    is_wanted = profile.training.device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch")
+    return count_gpus() if is_wanted else 0
+
+
+def _is_open(profile: Profile) -> bool:
+    """Whether a machine may have several members: nobody has divided batches or data among the machines."""
+    return not (profile.run.shares or profile.data.local_data)
+
+
+def with_every_gpu_here(profile: Profile, tell: Callable[[str], None]) -> Profile:
+    """Return the profile with a worker on each GPU of this computer, unless somebody has set how many workers it has;
+    of GPUs that differ the best one trains, as the slowest one would hold up the others."""
+    run = profile.run
+    if "workers" in run.model_fields_set or run.simulate or run.cluster or not _is_open(profile):
+        return profile
+    gpus = _usable_gpus(profile)
+    if gpus < 2 or not gpus_are_alike():
+        return profile
+    tell(f"{gpus} workers, one on each GPU of this computer (--local 1: on one of them)")
+    return profile.model_copy(update={"run": run.model_copy(update={"workers": gpus})})
+
+
+def take_every_gpu(profile: Profile, machines: Sequence[Ready], named: Collection[str] = ()) -> None:
+    """Let each GPU of a machine train that has several of one kind, unless its hosts file says which devices do.
+
+    Args:
+        named: members of an earlier plan; a machine that is one of them stays one.
+    """
+    if profile.training.device not in ("auto", "cuda") or not _is_open(profile):
+        return
+    for link, facts in machines:
+        is_open = not link.machine.devices and link.name not in named
+        if is_open and facts.gpus > 1 and facts.gpus_alike and "+cpu" not in facts.torch:
+            devices = tuple(f"cuda:{index}" for index in range(facts.gpus))
+            link.machine = link.machine.model_copy(update={"devices": devices})
 
 
 def memory_budgets(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBudget]:

@@ -109,7 +109,7 @@ def test_what_no_machines_could_train_is_refused_with_the_profile(
 def test_what_listed_machines_could_not_train_is_refused_before_they_are_asked(
     options: dict[str, Any], reason: str
 ) -> None:
-    hosts = Hosts(machines=(Machine(name="a", devices=("cpu", "cpu")), Machine(name="b")))
+    hosts = Hosts(machines=(Machine(name="a", devices=("cpu", "cpu")), Machine(name="b", devices=("cpu",))))
     with pytest.raises(BadInput, match=reason):
         DistributedLauncher(hosts, profile_of(**options)).plan()
 

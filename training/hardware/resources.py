@@ -158,6 +158,13 @@ def gpu_memory() -> int:
     return min((int(line) for line in listed if line.strip().isdecimal()), default=0) * 2**20
 
 
+def gpus_are_alike() -> bool:
+    """Return whether this machine has NVIDIA GPUs, all of one kind with the same memory; ``False``: an old driver does
+    not tell."""
+    listed = _nvidia("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
+    return len({line.strip() for line in listed if line.count(",") == 2}) == 1
+
+
 def gpus_have_bf16() -> bool:
     """Return whether every NVIDIA GPU of this machine multiplies bf16 in hardware (compute capability 8.0 or newer);
     ``False`` if an old driver does not tell."""

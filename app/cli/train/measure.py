@@ -285,12 +285,13 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
     """Prepare the machines and measure what is unknown or outdated, as a run does before it starts."""
     from distributed.launcher import propose
     from distributed.planning.layouts.divided_plan import fit_or_divide
-    from distributed.preparation.preflight import memory_budgets
+    from distributed.preparation.preflight import memory_budgets, take_every_gpu
     from distributed.preparation.prepare import prepare
     from training.workers.data_findings import check_data
 
     check_data(profile)
     machines = prepare(hosts, profile.model.task, options)
+    take_every_gpu(profile, machines)
     try:
         profile = fit_or_divide(profile, memory_budgets(profile, machines), options.tell)
         return propose(machines, profile, plan_options, options.tell)[0]

@@ -25,7 +25,7 @@ from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.layouts.divided_plan import fit_locally
 from distributed.planning.memory.fitting import fit
 from distributed.planning.simulated import Machines
-from distributed.preparation.preflight import local_memory_budgets
+from distributed.preparation.preflight import local_memory_budgets, with_every_gpu_here
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.files.environment import environment_layer, misspelt_variables
@@ -142,7 +142,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     Raises:
         BadInput: no profile, or one that cannot be used.
     """
-    profile = profile_of(request)
+    profile = with_every_gpu_here(profile_of(request), say)
     checked_trackers(profile.run.trackers)
     if notes := hub_notes(profile):  # another machine might have it; this one was asked already
         raise BadInput("a run on this computer needs it: nothing was started", _without_hub(profile, notes))

@@ -31,8 +31,8 @@ from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided,
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import ESTIMATED, IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
-from distributed.preparation.members import can_have_members
-from distributed.preparation.preflight import NotReady, Ready, memory_budgets
+from distributed.preparation.members import can_have_members, member_names
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets, take_every_gpu
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
@@ -114,6 +114,7 @@ def make_forecast(
     hosts = hosts_of(request.machines)
     tell(f"asking {', '.join(machine.name for machine in hosts.machines)} how much memory is free")
     machines = outside.prepare(hosts, profile.model.task, prepare_options)
+    take_every_gpu(profile, machines)
     profile = fit_or_divide(profile, memory_budgets(profile, machines), tell)
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
@@ -144,11 +145,12 @@ def strategy_of(forecast: Forecast) -> StrategyRanking:
     """Return the ranking as the screen shows it, best first; a single machine counts as a candidate plan."""
     if forecast.planning is not None:
         return ranked(forecast.planning, forecast)
-    name = forecast.measurements.names[0]
+    names, machine = tuple(member_names(forecast.machines)), forecast.measurements.names[0]
     candidate = CandidateRow(
-        Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True
+        Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=names)), recommended=True
     )
-    return StrategyRanking((candidate,), (f"{name} is the only machine: it trains alone",), planning=forecast)
+    how = "it trains alone" if len(names) == 1 else f"its {len(names)} GPUs train together"
+    return StrategyRanking((candidate,), (f"{machine} is the only machine: {how}",), planning=forecast)
 
 
 def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
