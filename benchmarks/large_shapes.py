@@ -5,8 +5,8 @@
 Random weights of a published width, vocabulary and number of heads, with as many layers as this machine has memory for:
 all three hosts share it. Whisper trains all weights, the Llama adapters on a frozen base; fp32, AdamW. The plan
 measures the hosts' blocks and links, and cuts the model. *Predicted* is what the plan says that each host needs;
-*measured* the largest memory of its worker: what is its own (``RssAnon``), and the program files that it maps, without
-the model's. Prints a Markdown table. Needs root; a Whisper of ``--layers 2`` takes about 8 GB of memory and ten minutes
+*measured* the largest memory of its worker: what is its own (``RssAnon``), and the files that it maps (``RssFile``).
+Prints a Markdown table. Needs root; a Whisper of ``--layers 2`` takes about 8 GB of memory and ten minutes
 on two busy cores. Lists of one block are not cut.
 """
 
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "speech")]
@@ -34,12 +34,12 @@ from tests.lab.host import LabHost
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
 from tests.tasks.tiny_tasks import byte_tokenizer
-from training.records.events import StepEvent
+from training.records.events import Event, StepEvent
 from training.records.plan import read_plan
 from training.records.run_folder import RunFolder
 
 STEPS, SAMPLES = 5, 6
-_SAMPLE_SECONDS, _FILES_SECONDS = 0.05, 5.0
+_SAMPLE_SECONDS = 0.05
 _COMMON = {"max_steps": STEPS, "batch_size": SAMPLES, "eval_interval": 0, "eval_before": False, "snapshot_interval": 0,
            "mixed_precision": "off", "device": "cpu", "layout": "pipeline", "threads": 1}  # fmt: skip
 
@@ -73,11 +73,11 @@ SHAPES: dict[str, tuple[str, Callable[[Path, int, str], dict[str, Any]]]] = {
 
 
 class MemoryWatch:
-    """Reads the memory of the workers of hosts again and again."""
+    """Reads the memory of the workers of hosts again and again: what is their own, and the files that they map. Weights
+    that are not trained stay in the mapped file, and are needed in each step all the same."""
 
     def __init__(self, lab: Lab) -> None:
-        self.peaks: dict[str, int] = {}
-        self._files: dict[str, int] = {}
+        self.peaks: dict[str, Peak] = {}
         self._lab, self._ended = lab, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -86,38 +86,39 @@ class MemoryWatch:
         self._ended.set()
         self._thread.join()
 
-    def of(self, host: str) -> int:
-        """Return the largest memory of a host's worker, in bytes."""
-        return self.peaks.get(host, 0) + self._files.get(host, 0)
-
     def _run(self) -> None:
-        files_at = 0.0
         while not self._ended.wait(_SAMPLE_SECONDS):
-            is_due = time.monotonic() > files_at
-            files_at = time.monotonic() + _FILES_SECONDS if is_due else files_at
             for host in self._lab:
                 with contextlib.suppress(OSError, StopIteration):
-                    self._read(host, is_due)
+                    self._read(host)
 
-    def _read(self, host: LabHost, reads_files: bool) -> None:
+    def _read(self, host: LabHost) -> None:
         for pid in host.pids("training.workers.worker"):
-            status = Path(f"/proc/{pid}/status").read_text()
-            own = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
-            self.peaks[host.name] = max(own, self.peaks.get(host.name, 0))
-            if reads_files:
-                self._files[host.name] = max(program_files(pid), self._files.get(host.name, 0))
+            peak = Peak(resident(pid, "RssAnon"), resident(pid, "RssFile"), time.time())
+            self.peaks[host.name] = max(peak, self.peaks.get(host.name, peak), key=lambda peak: peak.total)
 
 
-def program_files(pid: int) -> int:
-    """Return the bytes of files that a process has in memory, without those of models."""
-    total, counts = 0, False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            counts = len(words) > 5 and words[5].startswith("/") and not words[5].endswith(".safetensors")
-        elif counts and words[0] in ("Rss:", "Anonymous:"):
-            total += (int(words[1]) << 10) * (1 if words[0] == "Rss:" else -1)
-    return total
+class Peak(NamedTuple):
+    """The most memory of a process, in bytes."""
+
+    own: int
+    mapped: int
+    time: float
+
+    @property
+    def total(self) -> int:
+        return self.own + self.mapped
+
+
+def resident(pid: int, kind: str) -> int:
+    """Return the bytes of a kind that ``/proc/PID/status`` names."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
+
+
+def last_step(events: Sequence[Event], when: float) -> int:
+    """Return the last step that had ended then."""
+    return max((event.step for event in events if isinstance(event, StepEvent) and event.time <= when), default=0)
 
 
 def compare(name: str, layers: int, window: str, mbit: float) -> Iterator[str]:
@@ -130,15 +131,16 @@ def compare(name: str, layers: int, window: str, mbit: float) -> Iterator[str]:
         watch = MemoryWatch(lab)
         path = train(Path(place), profile, ["--hosts", str(lab.hosts_file)], options)
         watch.end()
-        steps = [event.step for event in RunFolder.open(path).events() if isinstance(event, StepEvent)]
-        assert max(steps) == STEPS, steps
+        events = RunFolder.open(path).events()
+        assert last_step(events, time.time()) == STEPS
         planning = json.loads((path / "planning.json").read_text())
         needs = {member["name"]: member["memory"] for member in planning["ranking"][planning["chosen"]]["members"]}
         (member,) = read_plan(path / "plan.json").members
         for device in member.devices:
-            need, peak = needs[device.machine], watch.of(device.machine)
+            need, peak = needs[device.machine], watch.peaks[device.machine]
             blocks = f"blocks {device.blocks[0] + 1} to {device.blocks[1]}" if device.blocks else "all blocks"
-            yield f"| {name}, {blocks} | {need / 1e6:.0f} MB | {peak / 1e6:.0f} MB | {need / peak:.2f} |"
+            sizes = " | ".join(f"{size / 1e6:.0f} MB" for size in (need, peak.total, peak.mapped))
+            yield f"| {name}, {blocks} | {sizes} | {last_step(events, peak.time)} | {need / peak.total:.2f} |"
 
 
 def main() -> None:
@@ -150,7 +152,8 @@ def main() -> None:
     parser.add_argument("--window", default="full", help="of Whisper; shorter ones compute less")
     parser.add_argument("--mbit", type=float, default=1000.0)
     arguments = parser.parse_args()
-    print("| trained | predicted | measured | predicted / measured |\n|---|---|---|---|")
+    print("| trained | predicted | measured | of that mapped files | last step before | predicted / measured |")
+    print("|---|---|---|---|---|---|")
     for name in arguments.shapes:
         for line in compare(name, arguments.layers, arguments.window, arguments.mbit):
             print(line, flush=True)
