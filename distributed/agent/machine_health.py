@@ -85,10 +85,16 @@ def lid_action(source: str, top: str = "/proc/acpi/button/lid") -> str:
     """
     if not any("open" in read(state) for state in glob.glob(f"{top}/*/state")):
         return ""
-    names = ("HandleLidSwitchExternalPower", "HandleLidSwitch") if source == "ac" else ("HandleLidSwitch",)
+    on_mains = ("HandleLidSwitchExternalPower",) if source == "ac" else ()
+    names = ("HandleLidSwitchDocked",) if _login_property("Docked") == "b true" else (*on_mains, "HandleLidSwitch")
+    actions = (re.search('"([a-z-]+)"', _login_property(name)) for name in names)
+    return next((action[1] for action in actions if action), "")
+
+
+def _login_property(name: str) -> str:
+    """Return a property of systemd-logind as ``busctl`` writes it; with an external screen a machine is docked."""
     manager = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-    actions = (output("busctl", "get-property", *manager, name) for name in names)
-    return next((action[1] for text in actions if (action := re.search('"([a-z-]+)"', text))), "")
+    return output("busctl", "get-property", *manager, name).strip()
 
 
 def heat_slowdowns(top: str = "/sys/devices/system/cpu") -> int:

@@ -44,6 +44,7 @@ def test_a_hosts_file_is_no_machine(tmp_path: Path) -> None:
     assert first_line(["train", "demo", "--hosts", str(file)]).endswith(f"connecting to the machines of {file}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [["cli_typer.py"], ["-m", "muster"]])
 def test_it_comes_before_anything_large_is_imported(entry: list[str]) -> None:
     """The line of a start stands among the imports that Python writes: before that of pydantic, rich and typer."""

@@ -109,7 +109,7 @@ def test_a_laptop_gets_the_words_and_commands_of_its_system() -> None:
 def test_what_closing_the_lid_does_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On mains it may differ; a machine without a lid, or whose lid is closed while it works, is not put to sleep."""
     asked = {"HandleLidSwitch": 's "suspend"\n', "HandleLidSwitchExternalPower": 's "ignore"\n'}
-    monkeypatch.setattr(health, "output", lambda *command: asked[command[-1]])
+    monkeypatch.setattr(health, "output", lambda *command: asked.get(command[-1], ""))
     assert health.lid_action("battery", str(tmp_path)) == ""
     (tmp_path / "LID0").mkdir()
     state = tmp_path / "LID0/state"
@@ -117,6 +117,9 @@ def test_what_closing_the_lid_does_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert [health.lid_action(source, str(tmp_path)) for source in ("battery", "ac")] == ["suspend", "ignore"]
     asked["HandleLidSwitchExternalPower"] = 's ""\n'
     assert health.lid_action("ac", str(tmp_path)) == "suspend"
+    asked |= {"Docked": "b true\n", "HandleLidSwitchDocked": 's "ignore"\n'}
+    assert health.lid_action("battery", str(tmp_path)) == "ignore"
+    del asked["Docked"]
     state.write_text("state:      closed\n")
     assert health.lid_action("battery", str(tmp_path)) == ""
 
