@@ -30,6 +30,8 @@ _SHORT = 3600.0
 ones as the time of day: so it keeps one form."""
 _STOPPED_BY_USER = ("stopped by the user", "ended by the user")
 """Reasons of members that have left, where all are to."""
+_LOW_BATTERY = 30.0
+"""Per cent below which a machine on battery is told to be plugged in."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
 
 
@@ -309,12 +311,16 @@ def _silence(state: RunState, now: float) -> float:
 
 
 def remarks_on(state: RunState) -> tuple[str, ...]:
-    """Return what holds a run back that goes on: weights, heat, owners of machines, other programs, data."""
+    """Return what holds a run back that goes on: weights, heat, batteries, owners of machines, other programs, data."""
     remarks = []
     if state.weights_differ:
         remarks.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active and not member.gives_way]
     remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
+    remarks += [
+        f"{machine_text(name)} runs on battery, {share_text(percent / 100)}: plug it in"
+        for name, percent in _low_batteries(state)[:2]
+    ]
     yielding = [member for member in state.members.values() if member.gives_way]
     remarks += [f"{machine_text(member.label)} gives way: {member.gives_way}" for member in yielding[:2]]
     if shares := _busy_machines(state):
@@ -325,6 +331,14 @@ def remarks_on(state: RunState) -> tuple[str, ...]:
     if data := data_text(state):
         remarks.append(data)
     return tuple(remarks)
+
+
+def _low_batteries(state: RunState) -> list[tuple[str, float]]:
+    """Return the names of machines whose battery runs out, with the per cent left."""
+    members = [member for member in state.members.values() if member.active and not member.gives_way]
+    loads = [(member.label, member.machine) for member in members if member.machine]
+    charges = [(name, load.battery_percent) for name, load in loads if load.on_mains is False]
+    return [(name, percent) for name, percent in charges if percent is not None and percent < _LOW_BATTERY]
 
 
 def _busy_machines(state: RunState) -> dict[str, float]:

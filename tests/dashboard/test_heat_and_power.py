@@ -74,6 +74,16 @@ def test_heat_that_slows_and_a_battery_are_said() -> None:
     assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "runs on battery, 43 %"]
 
 
+def test_a_battery_that_runs_out_is_said_in_the_headline() -> None:
+    def details(percent: float, on_mains: bool = False) -> tuple[str, ...]:
+        state = going(load(1, on_mains=on_mains, battery_percent=percent))
+        return headline(view_of(state, BEGAN + 4)).details
+
+    remark = "air runs on battery, 24 %: plug it in"
+    assert remark in details(24.0)
+    assert not any("battery" in detail for detail in (*details(43.0), *details(24.0, on_mains=True)))
+
+
 def test_who_gives_way_to_its_owner_is_said_with_the_reason_alone() -> None:
     state = going(load(1, celsius=90.0, throttled=True, on_mains=False, gives_way="it runs on battery"))
     assert headline(view_of(state, BEGAN + 4)).details[-1] == "air gives way: it runs on battery"
