@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from distributed.checks.machine_data import require_data
@@ -86,9 +87,18 @@ def plan_machines(
         plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured
     elif is_chosen or len(member_names(machines)) == 1 or _is_one_machine_of_alike_gpus(machines):
         known = MeasureOptions(max_age=options.max_age, doubtful_age=DOUBTFUL_AGE, tell=tell)
-        return PlannedRun(with_known_speeds(plan_run(profile, machines), profile, machines, known))
+        plan = plan_run(profile, machines, link_mbit=partial(_slowest_mbit, machines, profile, known))
+        return PlannedRun(with_known_speeds(plan, profile, machines, known))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
+
+
+def _slowest_mbit(machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> float:
+    """Return the measured rate of the slowest link between two machines; 0: two have none."""
+    measured = measure_ready(machines, profile, replace(options, machines=False))
+    names = {link.name for link, _ in machines}
+    pairs = [pair for pair in measured.pairs if {pair.source, pair.target} <= names]
+    return min((min(pair.link.mbit, pair.link.mbit_back) for pair in pairs), default=0.0)
 
 
 def _is_one_machine_of_alike_gpus(machines: Sequence[Ready]) -> bool:

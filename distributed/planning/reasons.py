@@ -328,6 +328,7 @@ WORDS = {
     "layout-one-member": "{subject} would learn {useful:.2f} times as fast as {other}; their exchanges would take "
     "{exchange_text} of a step of {step_text}",
     "layout-outside": "{subject} needs the links inside a machine, and {other} are several",
+    "layout-by-hand": "the links of {other} are fast enough: --set layout={subject} takes it",
     "layout-not-on-mps": "{subject} does not run on the GPU of a Mac",
     "layout-slow-link": "{other} would send for {exchange_text} in a step that computes for {compute_text}",
     "layout-large-share": "{other} need {needed_text} each, and {free_text} can be used",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink, address_towards
-from distributed.planning.layouts.divided import sent_bytes
+from distributed.planning.layouts.divided import DIRECT_MBIT, sent_bytes
 from distributed.planning.layouts.layout_documents import Layout, member_name
 from distributed.preparation.preflight import Facts, Ready
 from distributed.ssh.forward import LOOPBACK
 from distributed.system import interface_of
 from profiles.errors import BadInput
-from profiles.quantities import bytes_text
+from profiles.quantities import bytes_text, rate_text
 from profiles.schema import Profile
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
@@ -21,11 +21,17 @@ from training.run.local_plan import check_devices, own_data, plan_local_run
 from training.tasks.registry import size_for
 
 
-def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str] | None = None) -> RunPlan:
+def plan_run(
+    profile: Profile,
+    machines: Sequence[Ready],
+    names: Collection[str] | None = None,
+    link_mbit: Callable[[], float] = lambda: 0.0,
+) -> RunPlan:
     """Assign ranks, devices and batch sizes to the machines, in their order.
 
     Args:
         names: members that take part; ``None``: all of :func:`member_names`.
+        link_mbit: returns the rate of the slowest link between two of the machines, which shards need; 0: unknown.
 
     Raises:
         BadInput: the profile does not fit that many members.
@@ -38,7 +44,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     ]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
-    _check_inside(profile, [link.name for link, _ in machines])
+    _check_inside(profile, [link.name for link, _ in machines], link_mbit)
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
     members = [
         member_of(machine, name, rank, profile, local.process(rank).member.batch_size, facts)
@@ -64,22 +70,29 @@ def check_machines(profile: Profile, machines: Sequence[Machine]) -> None:
     Raises:
         BadInput: it does not work with so many machines or devices; how many GPUs one has is not known yet.
     """
-    _check_inside(profile, [machine.name for machine in machines])
+    _check_inside(profile, [machine.name for machine in machines], lambda: DIRECT_MBIT)  # not known yet
     may_have_gpus = profile.training.device in ("auto", "cuda") and not all(machine.devices for machine in machines)
     check_devices(profile, 0 if may_have_gpus else sum(len(devices_of(machine)) for machine in machines))
 
 
-def _check_inside(profile: Profile, names: Sequence[str]) -> None:
-    """Refuse shards, or slices of matrices, on several machines."""
+def _check_inside(profile: Profile, names: Sequence[str], link_mbit: Callable[[], float]) -> None:
+    """Refuse slices of matrices on several machines, and shards unless their links are as fast as a direct cable."""
     layout = profile.run.layout
     if layout not in INSIDE_LAYOUTS or len(names) < 2:
+        return
+    mbit = link_mbit() if layout == "shard" else 0.0
+    if mbit >= DIRECT_MBIT:
         return
     size = size_for(profile)
     sent = sent_bytes(cast(Layout, layout), profile, size, len(names), 4) if size else 0
     amount = f", {bytes_text(sent)} from each machine," if sent else ""
     contents = "weights and gradients" if layout == "shard" else "activations of each layer"
     message = f"layout = {layout} is for the devices of one machine, not for {', '.join(names)}: each step would send"
-    raise BadInput(f"{message} all {contents}{amount} while all wait", "set layout = pipeline", option="layout")
+    message += f" all {contents}{amount} while all wait"
+    if mbit:
+        message += f", and their slowest link carries {rate_text(mbit)}"
+    faster = ", or connect them by a cable of 10 Gbit/s" if layout == "shard" else ""
+    raise BadInput(message, f"set layout = pipeline{faster}", option="layout")
 
 
 def _as_one(rank: int, members: Sequence[MemberPlan], addresses: Mapping[str, str], is_only: bool) -> MemberPlan:

@@ -268,6 +268,21 @@ def test_shards_are_for_the_devices_of_one_machine() -> None:
         plan_run(profile, [(link("a"), SOUND), tower])
 
 
+@pytest.mark.parametrize(("mbit", "is_taken"), [(9400.0, True), (940.0, False)])
+def test_shards_lie_on_machines_with_direct_fast_links(mbit: float, is_taken: bool) -> None:
+    machines = [(link("a"), SOUND), (link("b"), replace(SOUND, address="10.0.0.5"))]
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "layout": "shard"})
+    if not is_taken:
+        with pytest.raises(BadInput, match="slowest link carries 940 Mbit/s .*a cable of 10 Gbit/s"):
+            plan_run(profile, machines, link_mbit=lambda: mbit)
+        return
+    plan = plan_run(profile, machines, link_mbit=lambda: mbit)
+    assert [device.addresses for device in plan.members[0].devices][1] == ("10.0.0.5",)
+    tensor = profile.model_copy(update={"run": profile.run.model_copy(update={"layout": "tensor"})})
+    with pytest.raises(BadInput, match="layout = tensor is for the devices of one machine"):
+        plan_run(tensor, machines, link_mbit=lambda: mbit)
+
+
 def test_slices_of_matrices_are_refused_over_machines_with_what_they_would_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

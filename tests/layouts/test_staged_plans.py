@@ -103,7 +103,7 @@ def test_what_no_machines_could_train_is_refused_with_the_profile(
     ("options", "reason"),
     [
         ({"stages": 2}, "cannot divide 3 devices into members of stages = 2"),
-        ({"layout": "shard"}, "not for a, b: each"),
+        ({"layout": "tensor"}, "not for a, b: each"),
     ],
 )
 def test_what_listed_machines_could_not_train_is_refused_before_they_are_asked(

@@ -225,7 +225,8 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
 
         processes = [worker.name for worker in plan.processes]
         layout = TensorParallelModel if plan.profile.run.layout == "tensor" else ShardedModel
-        return layout(join_world(client, rank, processes, torch_device, plan.run_id, keys), member.batch_size)
+        listen = listen_address(process.device) if len(member.machines) > 1 else ""
+        return layout(join_world(client, rank, processes, torch_device, plan.run_id, keys, listen), member.batch_size)
     watched = ConnectTimeouts(is_watched=True)  # no device goes on without the others
     listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys), timeouts=watched)
     stages = [plan.process(other).name for other in ranks]

@@ -17,6 +17,9 @@ from profiles.quantities import time_text
 from profiles.schema import Profile
 from training.tasks.inputs.model_size import ModelSize
 
+DIRECT_MBIT = 5_000.0
+"""Least rate of a link between two machines over which shards are gathered: half of what a direct cable of 10 Gbit/s
+or Thunderbolt carries."""
 INSIDE_MBIT = 48_000.0
 """Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
 _WIRE_BYTES = 2
@@ -92,7 +95,8 @@ def _divided(job: LayoutJob, layout: Layout) -> LayoutCandidate:
     if sending > _MOST_SENDING * compute and (is_inside or layout == "shard"):
         return refusal(layout, "layout-slow-link", layout, names, exchange=sending, compute=compute)
     if not is_inside:
-        return refusal(layout, "layout-outside", layout, names)
+        is_direct = layout == "shard" and rate >= DIRECT_MBIT
+        return refusal(layout, "layout-by-hand" if is_direct else "layout-outside", layout, names)
     stages = tuple(_forecast(job, layout, machine, len(devices), seconds[0]) for machine in devices)
     candidate = LayoutCandidate(
         layout=layout,

@@ -1,11 +1,11 @@
-"""What a run cannot have whose devices, inside one machine, hold a shard of every weight or a slice of every matrix."""
+"""What a run cannot have whose devices hold a shard of every weight or a slice of every matrix."""
 
 from __future__ import annotations
 
 from profiles.schema import QUANTISED, Profile
 
 INSIDE_LAYOUTS = ("shard", "tensor")
-"""Layouts whose devices exchange while they compute, and must be in one machine."""
+"""Layouts whose devices exchange while they compute: in one machine, shards also over direct fast links."""
 BY_ELEMENT = ("adamw", "sgd")
 """Optimizers that need only the part of a weight that a device has."""
 

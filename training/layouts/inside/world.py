@@ -1,4 +1,4 @@
-"""The ``torch.distributed`` world of the devices of one member, which are all in one machine."""
+"""The ``torch.distributed`` world of the devices of one member, in one machine or, over fast links, in several."""
 
 from __future__ import annotations
 
@@ -27,18 +27,26 @@ class World(NamedTuple):
 
 
 def join_world(
-    store: Store, rank: int, names: Sequence[str], device: torch.device, run_id: str, certificates: Path
+    store: Store,
+    rank: int,
+    names: Sequence[str],
+    device: torch.device,
+    run_id: str,
+    certificates: Path,
+    listen: str = "",
 ) -> World:
     """Make the devices of a member the world of this process: torch shards over that.
 
     Args:
         names: of the devices' processes, by rank.
         certificates: folder with those of this process.
+        listen: literal address at which the other machines dial this process; empty: all devices are in one machine.
 
     Raises:
         ExchangeError: a device is missing.
     """
-    os.environ |= {"MUSTER_CERTIFICATES": str(certificates), "MUSTER_RUN_ID": run_id, "MUSTER_LISTEN": "127.0.0.1"}
+    os.environ |= {"MUSTER_CERTIFICATES": str(certificates), "MUSTER_RUN_ID": run_id}
+    os.environ["MUSTER_LISTEN"] = listen or "127.0.0.1"
     import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
 
     if device.type == "cuda":
@@ -48,7 +56,8 @@ def join_world(
     world = dist.group.WORLD
     assert world is not None
     carrier = GroupCarrier(world, range(len(names)), names)
-    group = dist.new_group(backend="nccl", timeout=timeout) if has_own_gpus(carrier, device) else world
+    uses_nccl = not listen and has_own_gpus(carrier, device)  # between machines anybody could read its traffic
+    group = dist.new_group(backend="nccl", timeout=timeout) if uses_nccl else world
     return World(carrier, DeviceMesh.from_group(group, device.type))
 
 
