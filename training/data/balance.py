@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from profiles.quantities import time_text
 from training.data.even_split import longest, split_evenly
+from training.data.set_aside import AsideMembers
+from training.data.share_decisions import NOTED, Decision, aside_text, change_back, change_for_speed, trial_text
 from training.exchange.base import Exchange
 from training.exchange.payloads import figures_by_rank
 
@@ -41,9 +42,6 @@ LEAST_GAIN, LEAST_SAVING = 0.1, 0.005
 _RECENT, _MOST_DOUBLED = 400, 5
 """Steps after which a change counts no longer as one of many, and how often the steps before the next one double."""
 _MOST_WINDOW, _FEWEST_MEASURED = 1000, 5
-_NOTED = 1.3
-"""Ratio of two speeds of a member from which its speed has changed."""
-_MOST_NAMED = 4
 _LEAST_MOVED, _LEAST_SLOPE, _MOST_SLOPE = 0.2, 0.5, 10.0
 """Least part by which a share must have changed to show what a further sample takes, and bounds of that, as a multiple
 of the seconds for a sample."""
@@ -57,16 +55,6 @@ class Speed(NamedTuple):
     step: float
     """Of a step with its waiting, mean over the steps."""
     steps: float
-
-
-class Decision(NamedTuple):
-    """Shares that change from the next step on."""
-
-    sizes: dict[int, int]
-    """New micro-batch of every live member, by rank."""
-    rank: int
-    """The member that the reason names."""
-    reason: str
 
 
 class Measured(NamedTuple):
@@ -96,6 +84,9 @@ class ShareBalance:
 
     accumulation: int = 1
     """Micro-batches in a step."""
+    sets_aside: bool = False
+    """Whether a member that costs more than it adds gets no samples for a while (:mod:`training.data.set_aside`)."""
+    aside: AsideMembers = field(default_factory=AsideMembers)
     sizes: dict[int, int] = field(default_factory=dict)
     """Micro-batch by rank, of the members whose share was changed."""
     reports: int = 0
@@ -125,9 +116,13 @@ class ShareBalance:
         Args:
             planned: their micro-batches by rank as the plan has them.
         """
-        sizes = {rank: self.sizes.get(rank, size) for rank, size in planned.items()}
-        total = sum(planned.values())
-        return sizes if sum(sizes.values()) == total else split_evenly(total, {r: 1 / n for r, n in sizes.items()})
+        aside = dict.fromkeys(self.aside.left.keys() & planned.keys(), 0)
+        if len(aside) == len(planned):
+            aside = {}
+        sizes = {rank: max(1, self.sizes.get(rank, size)) for rank, size in planned.items() if rank not in aside}
+        if sum(sizes.values()) != (total := sum(planned.values())):
+            sizes = split_evenly(total, {rank: 1 / size for rank, size in sizes.items()})
+        return sizes | aside
 
     def note_step(self, compute: float, seconds: float, samples: int) -> None:
         """Record a step of this member.
@@ -167,16 +162,27 @@ class ShareBalance:
 
         Args:
             sizes: micro-batch of each live member, by rank.
-            speeds: their valid reports; where one lacks, nothing changes.
+            speeds: their valid reports; where one lacks of a member that trains, nothing changes.
         """
         self.next_report = step + WINDOW
-        if len(sizes) < 2 or speeds.keys() != sizes.keys():
+        live, sizes = sizes, {rank: size for rank, size in sizes.items() if size}
+        if len(live) < 2 or not speeds.keys() >= sizes.keys():
             self.evidence = (0, 0.0)
             return None
+        speeds = {rank: speeds[rank] for rank in sizes}
         seconds = {rank: speed.seconds for rank, speed in speeds.items()}
         step_seconds = statistics.median(speed.step for speed in speeds.values())
         measured_steps = int(statistics.median(speed.steps for speed in speeds.values()))
         self.next_report = step + window_steps(step_seconds)
+        if self.sets_aside and (
+            decision := self._judge_costs(live, sizes, seconds, (step_seconds, measured_steps), name_of)
+        ):
+            self.sizes |= decision.sizes
+            self.reference, self.replaced, self.vain, self.evidence = dict(seconds), None, {}, (0, 0.0)
+            self.changes = [*self.changes[-_MOST_DOUBLED:], step]
+            return decision
+        if len(sizes) < 2:
+            return None
         for rank, value in seconds.items():
             self.reference.setdefault(rank, value)
         self._note_measured(sizes, seconds)
@@ -198,14 +204,35 @@ class ShareBalance:
         if self.evidence[0] < patience or self.evidence[1] < LEAST_SECONDS:
             return None
         if replaced:
-            decision = self._describe_return(sizes, best, (then, now), name_of)
+            decision = change_back(self.accumulation, sizes, best, (then, now), self.changes[-1], name_of)
             self.reference, self.replaced, self.vain = replaced.seconds, None, replaced.seconds
         else:
-            decision = self._describe(sizes, best, seconds, name_of)
+            decision = change_for_speed(
+                self.accumulation, sizes, best, (seconds, self.reference), self.changes, name_of
+            )
             self.reference, self.replaced, self.vain = seconds, Replaced(dict(sizes), seconds), {}
         self.sizes |= best
         self.evidence, self.changes = (0, 0.0), [*self.changes[-_MOST_DOUBLED:], step]
         return decision
+
+    def _judge_costs(
+        self,
+        live: Mapping[int, int],
+        sizes: Mapping[int, int],
+        seconds: Mapping[int, float],
+        measured: tuple[float, int],
+        name_of: Callable[[int], str],
+    ) -> Decision | None:
+        """Return the decision that sets a member aside, or tries one again; ``sizes``: of those that train."""
+        (step_seconds, steps), total = measured, sum(sizes.values())
+        self.aside.keep(live)
+        if (back := self.aside.pass_time(step_seconds * steps)) is not None and total > len(sizes):
+            return Decision(split_evenly(total - 1, seconds) | {back: 1}, back, trial_text(back, name_of))
+        if (judged := self.aside.judge(sizes, seconds, step_seconds / self.accumulation, steps)) is None:
+            return None
+        rank, *times = judged[0], self.accumulation * seconds[judged[0]], self.accumulation * judged[1]
+        others = split_evenly(total, {other: seconds[other] for other in sizes if other != rank})
+        return Decision(others | {rank: 0}, rank, aside_text(rank, times, self.aside.left[rank], name_of))
 
     def _better_before(self, sizes: Mapping[int, int], seconds: Mapping[int, float], least: float) -> Replaced | None:
         """Return what the last change replaced if a step took at most ``least`` seconds with it; else forget it, as
@@ -216,7 +243,7 @@ class ShareBalance:
         if (
             before.sizes.keys() == sizes.keys()
             and self.accumulation * longest(*before) <= least
-            and all(sizes[rank] * seconds[rank] <= _NOTED * before.most_seconds(rank, sizes[rank]) for rank in sizes)
+            and all(sizes[rank] * seconds[rank] <= NOTED * before.most_seconds(rank, sizes[rank]) for rank in sizes)
         ):
             return before
         self.replaced, self.evidence = None, (0, 0.0)
@@ -228,7 +255,7 @@ class ShareBalance:
             newest, last = Measured(size, seconds[rank]), self.measured.setdefault(rank, Measured(size, seconds[rank]))
             if abs(size - last.size) > _LEAST_MOVED * max(size, last.size):
                 self.before[rank], self.measured[rank] = last, newest
-            elif size == last.size and not 1 / _NOTED < newest.seconds / last.seconds < _NOTED:
+            elif size == last.size and not 1 / NOTED < newest.seconds / last.seconds < NOTED:
                 self.before.pop(rank, None)
                 self.measured[rank] = newest
 
@@ -249,7 +276,7 @@ class ShareBalance:
         """Whether members have the speeds at which a change was taken back."""
         if self.vain.keys() != seconds.keys():
             return False
-        return all(1 / _NOTED < value / self.vain[rank] < _NOTED for rank, value in seconds.items())
+        return all(1 / NOTED < value / self.vain[rank] < NOTED for rank, value in seconds.items())
 
     def patience(self, step: int) -> int:
         """Return the steps for which windows in a row must promise a gain before shares change after ``step`` steps."""
@@ -264,65 +291,6 @@ class ShareBalance:
         seconds, steps = zip(*window, strict=True)
         return Speed(statistics.median(seconds), statistics.fmean(steps), len(window))
 
-    def _describe(
-        self,
-        sizes: Mapping[int, int],
-        best: Mapping[int, int],
-        seconds: Mapping[int, float],
-        name_of: Callable[[int], str],
-    ) -> Decision:
-        """Return the decision with its reason: whose speed changed most, or else who is slowest."""
-        ratios = {rank: seconds[rank] / self.reference[rank] for rank in sizes}
-        changed = max(ratios, key=lambda rank: (abs(math.log(ratios[rank])), -rank))
-        since = f"at step {self.changes[-1]}" if self.changes else "at the start"
-        if not 1 / _NOTED < ratios[changed] < _NOTED:
-            ratio, word = (ratios[changed], "slower") if ratios[changed] > 1 else (1 / ratios[changed], "faster")
-            reason = f"{name_of(changed)} computes {ratio:.1f} times {word} than {since}"
-        else:
-            changed, fastest = (pick(seconds, key=lambda rank: seconds[rank]) for pick in (max, min))
-            ratio = seconds[changed] / seconds[fastest]
-            reason = f"{name_of(changed)} takes {ratio:.1f} times as long for a sample as {name_of(fastest)}"
-        return self._decision(sizes, best, changed, reason, name_of)
-
-    def _describe_return(
-        self,
-        sizes: Mapping[int, int],
-        before: Mapping[int, int],
-        step_seconds: tuple[float, float],
-        name_of: Callable[[int], str],
-    ) -> Decision:
-        """Return the decision that takes the last change back.
-
-        Args:
-            step_seconds: that the last member computed in a step before the change, and with it.
-        """
-        moved = max(sizes, key=lambda rank: (abs(sizes[rank] - before[rank]), -rank))
-        earlier, now = map(time_text, step_seconds)
-        since = f"since {name_of(moved)}'s share changed at step {self.changes[-1]}"
-        return self._decision(
-            sizes, before, moved, f"to compute a step takes {now} instead of {earlier} {since}", name_of
-        )
-
-    def _decision(
-        self,
-        sizes: Mapping[int, int],
-        best: Mapping[int, int],
-        changed: int,
-        reason: str,
-        name_of: Callable[[int], str],
-    ) -> Decision:
-        """Return the decision with the shares before and after it, that of ``changed`` first."""
-        counts = {rank: (self.accumulation * sizes[rank], self.accumulation * best[rank]) for rank in sizes}
-        total = self.accumulation * sum(sizes.values())
-        before, after = counts.pop(changed)
-        share = f"its share goes from {before} to {after} of {total} samples" if before != after else (
-            f"its share of {total} samples stays {after}")  # fmt: skip
-        others = sorted((rank for rank, (old, new) in counts.items() if old != new),
-                        key=lambda rank: (-abs(counts[rank][1] - counts[rank][0]), rank))  # fmt: skip
-        moved = [f"{name_of(rank)}'s from {counts[rank][0]} to {counts[rank][1]}" for rank in others[:_MOST_NAMED]]
-        more = [f"those of {len(others) - _MOST_NAMED} more too"] if len(others) > _MOST_NAMED else []
-        return Decision(dict(best), changed, f"{reason}: {', '.join((share, *moved, *more))}")
-
     def state(self) -> dict[str, Any]:
         """JSON-able part for snapshots and newcomers."""
         return {
@@ -335,13 +303,15 @@ class ShareBalance:
             "replaced": [[*part.items()] for part in self.replaced or ()],
             "vain": [*self.vain.items()],
             "measured": [[*part.items()] for part in (self.measured, self.before)],
+            "aside": self.aside.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore from :meth:`state`; an empty one has nothing to restore."""
         if not state:
             return
-        self.sizes = {int(rank): max(1, int(size)) for rank, size in state["sizes"]}
+        self.sizes = {int(rank): max(0, int(size)) for rank, size in state["sizes"]}
+        self.aside = AsideMembers.load(state.get("aside"))
         self.reports, self.next_report = int(state["reports"]), int(state["next_report"])
         steps, seconds = state["evidence"]
         self.evidence, self.changes = (int(steps), float(seconds)), [int(step) for step in state["changes"]]

@@ -136,9 +136,9 @@ class SampleSchedule:
         cursor = self.start(cursor, batch_sizes)
         after = self.after(cursor, batch_sizes)
         if rank not in batch_sizes:
-            return self.draw_step(cursor, min(batch_sizes.values()), rank), after
+            return self.draw_step(cursor, max(1, min(batch_sizes.values())), rank), after
         own_indices = self._indices(self._shares(cursor, batch_sizes)[rank]).tolist()
-        return _cut(own_indices, batch_sizes[rank]), after
+        return _cut(own_indices, max(1, batch_sizes[rank])), after
 
     def after(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
         """Return the cursor of the step after the one that begins at ``cursor``."""
@@ -226,7 +226,7 @@ class SampleSchedule:
         return cursor.epoch + (cursor.offset - _size(cursor.returned)) / self.samples
 
     def _group_batch(self, batch_sizes: Mapping[int, int]) -> int:
-        if not batch_sizes or min(batch_sizes.values()) < 1:
+        if min(batch_sizes.values(), default=0) < 0 or not any(batch_sizes.values()):
             raise ValueError(f"batch sizes must be at least 1 for at least one member, not {dict(batch_sizes)}")
         return self.accumulation * sum(batch_sizes.values())
 

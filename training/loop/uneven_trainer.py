@@ -16,7 +16,7 @@ from training.records.events import Emit, SyncEvent
 from training.records.plan import RunPlan
 from training.run.local_plan import balances
 from training.run.orders import Control
-from training.strategies.registry import segment_steps_of
+from training.strategies.registry import segment_steps_of, strategy_class
 from training.tasks.base import Task
 
 
@@ -39,7 +39,8 @@ class BalancedTrainer(Trainer):
         layout: Layout | None = None,
     ) -> None:  # fmt: skip
         super().__init__(plan, rank, task, exchange, emit, control, run_dir, layout)
-        self._balance = self.position.balance = ShareBalance(self.settings.gradient_accumulation)
+        sets_aside = strategy_class(self.profile.strategy.strategy).merges == "gradients"
+        self._balance = self.position.balance = ShareBalance(self.settings.gradient_accumulation, sets_aside)
 
     def _batches(self, max_micro_batch: int) -> StepBatches:
         planned = self.member.batch_size
