@@ -376,6 +376,17 @@ def test_who_hears_nothing_is_lost_within_the_lease_although_it_goes_on_reportin
     assert statuses(world, 2) == ["lost", "joined"]
 
 
+def test_a_short_cut_is_no_loss_although_its_answers_come_late() -> None:
+    world = three()
+    for tick in range(15):
+        for rank in range(3 if tick < 2 or tick > 8 else 2):
+            world.say(rank)
+        for rank in range(3 if tick < 1 or tick > 10 else 2):
+            world.hear(rank)
+        world.group.tick(0.5)
+    assert not statuses(world, 2)
+
+
 def test_who_is_always_late_is_not_lost() -> None:
     world = three()
     on_the_way: list[tuple[float, GroupStatus]] = []
@@ -396,8 +407,6 @@ def test_who_is_always_late_is_not_lost() -> None:
 def test_who_has_missed_too_much_comes_back_once_as_a_newcomer() -> None:
     world = cut_off(operations=4)
     epoch = world.group.epoch
-    world.group.tick(BEAT)
-    world.hear(2)
     world.say(2)
     world.hear_all()
     assert "the others went on without it" in world.fakes[2].ended and world.group.epoch == epoch
@@ -594,7 +603,7 @@ def test_who_hears_of_no_mesh_is_in_no_further_one_until_it_does() -> None:
         world.fakes[rank].note(up=False, lost=1)
         world.say(rank)
     for _ in range(100):
-        world.group.members[0].silent = 0.0
+        world.group.members[0].silent = world.group.members[0].unanswered = 0.0
         world.say(2)
         world.hear(2)
         if 0 in world.fakes[2].report.members:
@@ -625,7 +634,7 @@ def test_a_group_goes_on_with_who_gives_a_mesh_up_and_takes_the_others_back() ->
     world.say(0)
     for _ in range(40):
         for rank in range(3):
-            world.group.members[rank].silent = 0.0
+            world.group.members[rank].silent = world.group.members[rank].unanswered = 0.0
         world.group.tick(0.3)
     assert [world.group.members[rank].role for rank in (1, 2)] == ["late", "late"]
     world.go_on(9)

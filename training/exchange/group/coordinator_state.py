@@ -111,6 +111,8 @@ class LastReportedRoutes:
 
 
 Order = TypeVar("Order", MeshStart, StateOrder)
+_INTERRUPTED = 2 * BEAT
+"""Seconds without a report after which it may be that nothing comes through in either direction."""
 Role = Literal["waiting", "live", "late", "newcomer"]
 """Waiting for the group to start; in the mesh; left behind, but with the state; without the state."""
 
@@ -133,7 +135,10 @@ class Member:
     role: Role = "waiting"
     report: Report = field(default_factory=Report)
     silent: float = 0.0
-    """Seconds since the newest status that it has acknowledged was sent."""
+    """Seconds since its last report."""
+    unanswered: float = 0.0
+    """Seconds since the newest status that it has acknowledged was sent; since its last report, where that came after a
+    silence, as when a cable is in again."""
     frozen: bool = False
     """Its lease has expired; it is taken back when it answers."""
     hung_up: bool = False
@@ -149,16 +154,24 @@ class Member:
         return self.report.started > self.report.full
 
     def receive(self, report: Report, now: float) -> tuple[bool, bool]:
-        """Take its report at a time by the clock of :func:`clock_stamp`; return whether it acknowledges a later status
-        than before, and whether it says anything else that is new.
+        """Take its report at a time by the clock of :func:`clock_stamp`; return whether it shows that the member is
+        reached, and whether it says anything that is new.
 
-        A member that nothing reaches may go on reporting, so reports alone are no sign of it. Where messages are always
-        late, as on a link that the training fills, only how much later they become counts.
+        Where messages are always late, as on a link that the training fills, only how much later they become counts.
         """
         previous, self.report = self.report, report
         if answers := report.heard > previous.heard:
-            self.silent = min(self.silent, BEAT, max(0.0, now - (report.heard - 1) / 1000))
-        return answers, report != previous.model_copy(update={"heard": report.heard})
+            self.unanswered = min(self.unanswered, BEAT, max(0.0, now - (report.heard - 1) / 1000))
+        if was_interrupted := self.silent > _INTERRUPTED:
+            self.unanswered = 0.0
+        self.silent = 0.0
+        return answers or was_interrupted, report != previous.model_copy(update={"heard": report.heard})
+
+    def pass_time(self, elapsed: float, lease: float) -> bool:
+        """Let seconds pass; return whether it is lost: it is silent, or nothing reaches it although it goes on
+        reporting."""
+        self.silent, self.unanswered = self.silent + elapsed, self.unanswered + elapsed
+        return self.silent > lease or (self.unanswered > lease and self.silent <= _INTERRUPTED)
 
     def still_holds(self, epoch: int) -> bool:
         """Whether it has, as far as is known, not given up the mesh of an epoch, which has ended."""

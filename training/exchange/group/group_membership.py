@@ -115,10 +115,10 @@ class GroupMembership:
                 return
             self._quorum.note_full(report)
             verdicts.check_report(member.rank, report, self.epoch, self._quorum.committed)
-            answers, is_news = member.receive(report, self._now)
+            is_reached, is_news = member.receive(report, self._now)
             for news in self._reported_routes.changes(member, self.members):
                 self._log(news)
-            if member.frozen and answers:
+            if member.frozen and is_reached:
                 member.frozen = False
                 self._presence.note_return(member, "answers again", self._now)
             if report.leaves:
@@ -170,10 +170,10 @@ class GroupMembership:
             self._now += elapsed
             self._presence.confirm(self._now)
             for member in list(self.members.values()):
-                member.silent += elapsed
+                is_lost = member.pass_time(elapsed, self._config.lease)
                 if member.hung_up and member.silent > REDIAL_SECONDS:
                     self._drop(member, "lost", "it did not dial again")
-                elif member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
+                elif is_lost and member.rank not in self._config.local and not member.frozen:
                     self._freeze(member)
             self._building += elapsed if self.started else 0.0
             for member in self._in_role("live") if self._building > _MODEL_SHARE * self._config.give_up else ():
