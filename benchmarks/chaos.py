@@ -3,9 +3,9 @@
     python benchmarks/chaos.py [--seconds 600] [--seed 1] [--hosts 4] [--strategy allreduce] [FAULT ...]
 
 Needs root on Linux. A small model with waits in its steps trains over network namespaces with real SSH servers. Every
-few seconds a fault befalls a host, or the computer that started the run: processes are killed, frozen or starved, cables
-cut, machines turned off, dropped and added. The same seed draws the same faults. After each, the host must train with
-the others again; where nothing but a request brings it back, it is made. In the end
+few seconds a fault befalls a host, or the computer that started the run: processes are killed, frozen or starved,
+cables cut, machines turned off, dropped and added. The same seed draws the same faults. After each, the host must train
+with the others again; where nothing but a request brings it back, it is made. In the end
 
 - the run is completed, and its validation loss is that of the same run without faults, but for a tenth;
 - with ``allreduce``, every sample of every whole pass over the data counted once, by the ids that the hosts have
@@ -74,7 +74,7 @@ def loss(scores, labels):
 """
 """Each process of a host writes the samples of each pass into a file that is named after its beginning."""
 _PAUSE = 0.04
-_STEPS_A_SECOND = 8
+_STEPS_A_SECOND = 12
 """By which the steps of a run of some seconds are counted, with its faults."""
 _BY_ITSELF, _PATIENCE = 45.0, 180.0
 """Seconds in which a machine comes back by itself, before it is added; and in all."""
@@ -277,13 +277,15 @@ class Chaos:
             steps = [e for e in self.events if isinstance(e, StepEvent) and e.member == rank]
             for path, begin, end in zip(logs, begins, [*begins[1:], float("inf")], strict=True):
                 calls = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
+                last = 0
                 for step in (e for e in steps if begin <= e.time < end):
                     samples: list[int] = []
                     while len(samples) < step.samples and calls:
                         samples += calls.pop(0)
-                    counted[step.step - 1] += samples
+                    if rank in results.get(step.step, {rank}):  # else the others made the result without it
+                        counted[step.step - 1] += samples
                     last = step.step
-                if calls and rank in results.get(last + 1, ()):  # it ended before it could tell of this step
+                if last and calls and rank in results.get(last + 1, ()):  # it ended before it could tell of this step
                     counted[last] += [number for call in calls for number in call]
         return counted
 
