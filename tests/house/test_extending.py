@@ -188,7 +188,7 @@ def test_a_task_trains_and_is_shown(tmp_path: Path) -> None:
     assert float((tmp_path / "model" / "slope.txt").read_text()) == pytest.approx(-1.5, abs=0.1)
     assert "--line.slope" in help_text()
     assert "### line" in markdown() and "| `line.points` | integer | `32` |" in markdown()
-    assert options_by_name()["task"].choices == ("causal_lm", "custom", "line", "whisper")
+    assert options_by_name()["task"].choices == ("causal_lm", "custom", "hf", "line", "whisper")
     with pytest.raises(BadInput, match="task = whisper does not read it, only line"):
         profile_from_options("p", {"task": "whisper", "line.slope": "1"})
 

@@ -26,9 +26,10 @@ MODULES = {
         "speech/data/speech_dataset",
     ),
     "causal_lm": ("training/tasks/text/causal_lm", "training/tasks/pretrained", "training/tasks/text/texts"),
+    "hf": ("training/tasks/hf/hf_task", "training/tasks/hf/rows"),
     "custom": ("training/tasks/custom", "training/tasks/user_code", "training/tasks/object_files"),
 }
-LIMITED = [spec for spec in options() if spec.tasks]
+LIMITED = [spec for spec in options() if spec.tasks and not spec.owner]
 
 
 def attributes(task: str) -> set[str]:
