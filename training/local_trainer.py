@@ -28,11 +28,12 @@ from training.records.plan import FIT, RunPlan
 from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.run_index import remember
-from training.records.runs import find_run, plan_to_resume
+from training.records.runs import find_run
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.narration import RunNarrator
 from training.run.outcome import RunOutcome, noted_failure
 from training.run.requests.request_server import LocalRequests
+from training.run.resumption import LENGTHS, plan_to_resume
 from training.run.run_controller import RunController
 from training.run.stopping import stopped_by
 
@@ -178,12 +179,13 @@ class ObjectTrainer(ABC):
         Raises:
             BadInput: no such run, one of another trainer, a completed one, one without a snapshot, or other options.
         """
-        changes = [*(["strategy"] if strategy != "auto" else []), *(name for name in options if name != "output_dir")]
+        others = [name for name in options if name not in ("output_dir", *LENGTHS)]
+        changes = [*(["strategy"] if strategy != "auto" else []), *others]
         if changes:
             message = f"a resumed run continues as planned and takes no other {', '.join(changes)}"
             raise BadInput(message, "leave it out, or start a new run")
         path = find_run(Path(options.get("output_dir", self._output_dir)), str(reference))
-        plan = plan_to_resume(path)
+        plan = plan_to_resume(path, {name: options[name] for name in LENGTHS if name in options})
         if plan.profile.name != self.profile_name:
             message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
             raise BadInput(message, f"resume it with: {program('distributed-train', '--resume', plan.run_id)}")

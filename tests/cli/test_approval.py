@@ -278,7 +278,7 @@ def test_a_module_that_is_no_text_counts_too(suffix: str, profile: str, tmp_path
 
 def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(TrainRequest(profile, trust_code=True))
-    monkeypatch.setattr("app.cli.train.start.plan_to_resume", lambda path: plan)
+    monkeypatch.setattr("app.cli.train.start.plan_to_resume", lambda path, lengths: plan)
     with RunFolder.create(tmp_path / "output", plan, []):
         pass
     (tmp_path / "job.py").write_text(f"{JOB}evil = 1\n")

@@ -9,7 +9,7 @@ from tests.layouts.staged_records import Act, Record, plan_of, stop_soon, watch
 from tests.layouts.thread_workers import ThreadWorkers
 from training.records.plan import DevicePlan, RunPlan
 from training.records.run_folder import RunFolder
-from training.records.runs import plan_to_resume
+from training.run.resumption import plan_to_resume
 
 
 def on_machines(plan: RunPlan, *names: str) -> RunPlan:

@@ -19,9 +19,9 @@ from training.loop import showcase_sampling
 from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
-from training.records.runs import plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.outcome import RunOutcome
+from training.run.resumption import plan_to_resume
 from training.run.run_controller import RunController, StartWorker
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME, read_showcase

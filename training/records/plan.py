@@ -162,6 +162,8 @@ class RunPlan(BaseModel):
     """Continue from the newest snapshot all members have."""
     attempt: int = 1
     """1, and one more with every resume: snapshots record the attempts that led to them."""
+    began_as: str = ""
+    """Hash of the plan that the run began with, if it trains longer than that: its snapshots bear it."""
     absent: tuple[int, ...] = ()
     """Ranks of members that are absent in this attempt: the others go on without them, and may take them back."""
     launch: LaunchedScript | None = None
@@ -276,7 +278,7 @@ class RunPlan(BaseModel):
     def hash(self) -> str:
         """Hash of the fields that affect the result. Defaults do not count, so that new options change no hash."""
         document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+        return self.began_as or hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_plan(path: Path) -> RunPlan:

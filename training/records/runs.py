@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER, program
-from training.records.plan import FINAL, FIT, RunMetadata, RunPlan, Status, status_word
+from training.records.plan import FINAL, FIT, RunMetadata, Status, status_word
 from training.records.run_files import FolderLock, explain
-from training.records.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
+from training.records.run_folder import RUN_ID, RunFolder, remove_run_folder
 from training.records.run_index import other_folders
 
 SHOWN_CANDIDATES = 8
@@ -180,23 +180,6 @@ def find_run(output_dir: Path, reference: str) -> Path:
             return find_run(folder, reference)
     hint = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
     raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", hint)
-
-
-def plan_to_resume(path: Path) -> RunPlan:
-    """Return the plan to resume the run in ``path`` with: exactly as it was planned.
-
-    Raises:
-        BadInput: it is completed, or has no snapshot.
-    """
-    folder = RunFolder.open(path)
-    plan = folder.plan_before()
-    if folder.metadata.status == "completed":
-        hint = f"see its result with: {program('runs', 'show', plan.run_id)}"
-        raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
-    if folder.metadata.run_type == "local" and not has_snapshots(path):  # other machines know of their own
-        raise BadInput(f"run {plan.run_id} has no snapshot: there is nothing to resume", "start a new run instead")
-    attempt = (folder.metadata.earlier or folder.metadata).attempt + 1
-    return plan.model_copy(update={"resume": True, "attempt": attempt, "absent": ()})
 
 
 def find_model(output_dir: Path, reference: str) -> Path:

@@ -9,10 +9,11 @@ from pathlib import Path
 from app.cli.arguments import OUTPUT
 from app.cli.terminal import somebody
 from app.console import command_line
-from profiles.declarations import trait_of
+from profiles.declarations import owners
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.locations import looks_like_path, similar_path
+from profiles.schema import PUBLISHED
 from training.records.runs import find_run
 
 
@@ -66,6 +67,13 @@ class TrainRequest:
         """Whether there is a user to ask."""
         return not self.no_input and somebody(self.as_json)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the options alone say what to train: a task without profiles of its own, and its model."""
+        task = self.overrides.get("task", "")
+        return task in owners("model") and task not in PUBLISHED and bool(self.overrides.get("model_path"))
+
+
     def check_names(self) -> None:
         """Check the names of run, profile and options, and the paths that were typed.
 
@@ -76,7 +84,7 @@ class TrainRequest:
             find_run(Path(self.overrides.get("output_dir", OUTPUT)), self.resume)
             return
         if not self.profile:
-            if trait_of(self.overrides.get("task", "")) != "own code" or not self.overrides.get("model_path"):
+            if not self.is_complete:
                 raise no_profile()
             return
         profile = load_profile(self.profile, self.overrides).profile

@@ -26,7 +26,6 @@ from distributed.planning.layouts.divided_plan import fit_locally
 from distributed.planning.memory.fitting import fit
 from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import local_memory_budgets, with_every_gpu_here
-from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.files.environment import environment_layer, misspelt_variables
 from profiles.files.resolve import load_profile, profile_from_options
@@ -38,9 +37,10 @@ from training.records.event_log import newest_number
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
-from training.records.runs import find_run, plan_to_resume
+from training.records.runs import find_run
 from training.run.local_plan import plan_local_run, trains_objects, with_workers
 from training.run.processes import BackgroundProcess
+from training.run.resumption import LENGTHS, plan_to_resume
 from training.run.run_controller import RunController
 from training.tasks.published_models import hub_notes, models_here
 from training.workers.data_findings import check_data, check_data_of, usable_for_data, warm_up_remark
@@ -187,7 +187,7 @@ def profile_of(request: TrainRequest, check: Callable[[Profile], None] = lambda 
         approve_profile(resolved, trusted=request.trust_code, person=request.person)
         return resolved.profile
     task = request.overrides.get("task", "")
-    if trait_of(task) == "own code" and request.overrides.get("model_path"):
+    if request.is_complete:
         profile = profile_from_options(task, request.overrides, environment_layer())
         approve_user_code(profile, "the command line", named=True, person=False)
         return profile
@@ -202,14 +202,16 @@ def name_misspelt_variables() -> None:
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
-    """Return folder and plan of the run to resume; the plan is unchanged but for the workers that hold one model.
+    """Return folder and plan of the run to resume; the plan is unchanged but for the workers that hold one model, and
+    for how long it trains.
 
     Raises:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
-    changes = request.overrides.keys() - {"output_dir", "workers", "layout", "hosts"}
+    changes = request.overrides.keys() - {"output_dir", "workers", "layout", "hosts", *LENGTHS}
     path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
-    plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
+    lengths = {name: request.overrides[name] for name in LENGTHS if name in request.overrides}
+    plan, profile = plan_to_resume(path, lengths), RunFolder.open(path).metadata.profile
     if trains_objects(plan):
         message = f"run {plan.run_id} trains objects of a script, which alone can resume it"
         raise BadInput(message, f'call in that script: fit(resume="{path}")')
@@ -218,6 +220,9 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     if changes:
         names = ", ".join(sorted(changes))
         raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
+    if lengths:
+        asked = ", ".join(f"{name} = {value}" for name, value in lengths.items())
+        say(f"run {plan.run_id} goes on from its newest snapshot to {asked}, at the learning rates of a run so long")
     if request.overrides.keys() & {"workers", "layout"}:
         workers = int(request.overrides.get("workers", len(plan.processes)))
         plan = with_workers(plan, workers, request.overrides.get("layout", ""))
