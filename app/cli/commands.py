@@ -59,6 +59,12 @@ COMMANDS: dict[str, CommandEntry] = {
         wraps_command=True,
     ),
     "runs": CommandEntry(".runs.listing", GROUPS["runs"]),
+    "sweep": CommandEntry(
+        ".train.sweep",
+        "Train a profile with several values of an option, over idle machines, and show which is best.",
+        "runs",
+        trains=True,
+    ),
     "attach": CommandEntry(
         ".runs.attach",
         "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",

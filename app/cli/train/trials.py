@@ -140,7 +140,11 @@ class Bench:
             MusterError: one of them could not be started, for a reason not due to its strategy.
         """
         folder_by_trial: dict[Trial, Path] = {}
-        with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _progress() as progress:
+        with (
+            ThreadPoolExecutor(self.jobs) as pool,
+            heard_by(lambda *_: self.stopped.set()),
+            shown_progress() as progress,
+        ):
             begun = time.monotonic()
             under_way = {pool.submit(self._run_trial, trial): trial for trial in trials}
             try:
@@ -220,7 +224,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def shown_progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that updates a status line on a terminal; elsewhere it does nothing."""
     if not interactive():
         yield lambda text: None
