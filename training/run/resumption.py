@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.optimisation import TrainingSettings
+from profiles.quantities import setting_text
 from profiles.schema import PUBLISHED
 from training.records.bounded_fields import first_problem
 from training.records.plan import RunPlan
@@ -66,6 +67,6 @@ def _longer(plan: RunPlan, lengths: Mapping[str, Any]) -> RunPlan:
     name = "max_steps" if after.max_steps else "epochs"
     had, gets = getattr(before, name), getattr(after, name)
     if bool(before.max_steps) == bool(after.max_steps) and gets <= had:
-        raise BadInput(f"run {plan.run_id} was planned for {name} = {had:g}", f"set {name} above that")
+        raise BadInput(f"run {plan.run_id} was planned for {name} = {setting_text(had)}", f"set {name} above that")
     profile = plan.profile.model_copy(update={"training": after})
     return plan.model_copy(update={"profile": profile, "began_as": plan.hash()})

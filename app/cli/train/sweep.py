@@ -64,9 +64,6 @@ def sweep(
         StoppedByUser: a signal came; trials that are whole stay.
     """
     overrides = merged_overrides(settings)
-    for name in _SET_HERE:
-        if name in overrides:
-            raise BadInput(f"--set {name}: the sweep decides it", "use --hosts, --jobs and --output")
     trials = _planned(profile, overrides, over, output, as_json, trust_code)
     slots = _slots(hosts, jobs, trials[0].folder.parent)
     if there := [trial for trial in trials if finished(trial.folder)]:
@@ -145,6 +142,9 @@ def _planned(
     profile: str, overrides: Mapping[str, str], over: Sequence[str], output: Path, as_json: bool, trust_code: bool
 ) -> list[SweepTrial]:
     """Return the trials, of which every one can be used."""
+    for name in _SET_HERE:
+        if name in overrides:
+            raise BadInput(f"--set {name}: the sweep decides it", "use --hosts, --jobs and --output")
     trials = []
     for number, options in enumerate(combinations(over)):
         if both := options.keys() & overrides.keys():
