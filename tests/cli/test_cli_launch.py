@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import main
+from app.cli.train.launch import script_of, with_written_files
 from app.cli.train.torchrun import processes_here
 from tests.waiting import until
 from training.records.events import ErrorEvent, MachineEvent
@@ -219,7 +220,8 @@ def test_one_that_ends_early_without_an_error_is_named_before_those_that_lost_it
         (["--nnodes=2"], "--nnodes 2: the machines are those of a hosts file"),
         (["--rdzv_backend", "c10d"], "the processes find one another through a store of the run"),
         (["--rdzv-endpoint=host:0"], "the processes find one another through a store of the run"),
-        (["--max-restarts", "3"], "--max-restarts 3: no script is started again"),
+        (["--max-restarts", "on"], "--max-restarts on: no number from 0 to 100"),
+        (["--max-restarts", "3", "--detach"], "--max-restarts and --detach do not go together"),
         (["--nproc_per_node", "cpu"], "--nproc-per-node cpu: no number from 1 to 64"),
         (["--num_processes", "2"], "No such option: --num_processes\nhint: write --local N"),
         (["-n", "2"], "No such option: -n\nhint: write --local N"),
@@ -241,6 +243,42 @@ def test_how_many_processes_this_machine_gets(local: int, each: int, alone: bool
     assert processes_here(local, each, None, alone) == processes
     Path("distributed_hosts.json").touch()  # whose machines get as many each
     assert processes_here(local, each, None, alone) == (0 if each and not alone else processes)
+
+
+RESTARTS = """
+import os, pathlib, sys, torch, torch.distributed as dist
+dist.init_process_group()
+saved = pathlib.Path("step")
+begin = int(saved.read_text()) if saved.exists() else 0
+dist.barrier()
+for step in range(begin, 6):
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        saved.write_text(str(step + 1))
+    dist.barrier()
+    if step in (1, 3) and begin <= step - 1 and dist.get_rank() == 1:
+        os._exit(9)  # as of a machine that is lost
+print("went on at", begin, os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"])
+"""
+
+
+def test_a_script_goes_on_from_its_checkpoints_in_a_new_group() -> None:
+    code, said, complained = launch("--local", "2", "--max-restarts", "3", "--", script(RESTARTS))
+    assert code == 0, complained
+    assert said.count("went on at 4 2 3") == 2
+    assert "restart 2 of 3: a new group begins" in complained and "restart 3" not in complained
+    assert len(list(Path("output").iterdir())) == 3
+
+
+def test_what_a_script_wrote_on_another_machine_is_sent_with_it_again(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    path = tmp_path / "code" / "train.py"
+    path.write_text("pass")
+    (tmp_path / "run" / "files").mkdir(parents=True)
+    (tmp_path / "run" / "files" / "step").write_text("3")
+    again = with_written_files(script_of([str(path)], "auto", None), tmp_path / "run")
+    assert (Path(again.folder) / "step").read_text() == "3" and Path(again.script).read_text() == "pass"
+    assert with_written_files(again, tmp_path / "none") == again
 
 
 RUNS_ON = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class LaunchedScript(BaseModel):
@@ -21,6 +21,8 @@ class LaunchedScript(BaseModel):
     """Which process groups Muster carries: those for which the script says gloo, NCCL or nothing; all; none."""
     folder: str = ""
     """Folder that is copied to each machine, where the script then runs; empty: it runs where it is."""
+    restarts: int = Field(default=0, ge=0)
+    """How often it is started again, in a new run, after a failure."""
     session: bool = False
     """Whether it trains in a session (:mod:`training.session.session`): it reports steps, obeys orders, and has a
     strategy and snapshots."""

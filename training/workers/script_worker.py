@@ -78,8 +78,8 @@ def environment(
         "GROUP_WORLD_SIZE": len(plan.machines),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": plan.world_size,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RESTART_COUNT": plan.attempt - 1,
+        "TORCHELASTIC_MAX_RESTARTS": launch.restarts,
         "MASTER_PORT": 20_000 + sum(plan.run_id.encode()) * 31 % 12_000,
     }
     listen = listen_address(device)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,7 +30,7 @@ from app.cli.machines.access import prepare_options
 from app.cli.runs.attach import STOPPING_SCRIPT, leave, log_texts, tell
 from app.cli.terminal import answer, heard_by, somebody
 from app.cli.train.local_run import run_to_end
-from app.cli.train.torchrun import MEETING, check_nodes, check_restarts, process_count, processes_here, refuse_meeting
+from app.cli.train.torchrun import MEETING, check_nodes, process_count, processes_here, refuse_meeting, restart_count
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
@@ -45,7 +47,7 @@ from training.hardware.resources import count_gpus
 from training.records.event_log import read_events
 from training.records.events import ErrorEvent
 from training.records.launched_script import LaunchedScript
-from training.records.plan import DevicePlan, MemberPlan, RunPlan
+from training.records.plan import LAUNCHED_FILES, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, end_processes
@@ -86,6 +88,16 @@ def launch(
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to copy to other machines; default: the script's.")
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            metavar="N",
+            parser=restart_count,
+            help="Start the script again after a failure, on the machines that are there.",
+        ),
+    ] = 0,
     detach: Detach = False,
     notified: Notified = "",
     allow_missing: AllowMissing = False,
@@ -98,42 +110,108 @@ def launch(
         int, typer.Option("--nproc-per-node", "--nproc_per_node", parser=process_count, hidden=True)
     ] = 0,
     nodes: Annotated[str, typer.Option("--nnodes", hidden=True, callback=check_nodes)] = "",
-    restarts: Annotated[
-        str, typer.Option("--max-restarts", "--max_restarts", hidden=True, callback=check_restarts)
-    ] = "",
     meeting: Annotated[list[str] | None, typer.Option(*MEETING, hidden=True, callback=refuse_meeting)] = None,
 ) -> ExitCode:
     """Start a script on this machine or on several, and show its output."""
     processes_per_machine = processes_per_machine or processes_per_node
     local = processes_here(local, processes_per_machine, hosts, standalone or bool(nodes))
-    job = script_of(["-m", *script] if module else script, backend, folder)
-    file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
-    if file is None:
-        return launch_here(job, local or gpus(), output, detach, as_json)
-    if hosts is None:
-        say(f"on the machines of {file} (--local N runs it on this machine)")
-    listed_hosts = read_hosts(file, named=hosts is not None, person=somebody(as_json))
-    announce_files(Path(job.folder))
-    prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-    with failed_start_notified(job.title):
-        prepared_hosts, devices = devices_of(listed_hosts, prepare, processes_per_machine)
-        run_folder = RunFolder.create(output, plan_of(job, devices, output), sys.argv, run_type="distributed")
-        remember(output)
-        save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
-    return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
+    if restarts and (detach or as_json):
+        other = "--detach" if detach else "--json"
+        raise BadInput(f"--max-restarts and {other} do not go together", "this command itself starts the script again")
+    job = script_of(["-m", *script] if module else script, backend, folder).model_copy(update={"restarts": restarts})
+    launcher = ScriptLauncher(processes_per_machine, detach, allow_missing, offline_wheels, trust_new, output, as_json)
+    return launcher.begin(job, hosts, local)
 
 
-def launch_here(job: LaunchedScript, processes: int, output: Path, detach: bool, as_json: bool) -> ExitCode:
-    """Run a script in so many processes of this machine, to its end unless it is detached."""
-    plan = plan_of(job.model_copy(update={"folder": ""}), [DevicePlan(addresses=(LOOPBACK,))] * processes, output)
-    run_folder = RunFolder.create(output, plan, sys.argv)
-    remember(output)
-    if detach:
-        return run_in_background("app.cli.train.local_run", run_folder, as_json)
-    start_trackers(run_folder.path)
-    with shown_logs(run_folder.path, as_json):
-        ended = run_to_end(plan, run_folder, PlainProgress(title_of(plan)))
-    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+@dataclass(frozen=True)
+class ScriptLauncher:
+    """How a script is started, as typed."""
+
+    processes_per_machine: int
+    detach: bool
+    allow_missing: bool
+    offline_wheels: bool
+    trust_new: bool
+    output: Path
+    as_json: bool
+
+    def begin(self, job: LaunchedScript, hosts: Path | None, local: int) -> ExitCode:
+        """Start a script on machines, or in ``local`` processes here, and again as often as it may be.
+
+        Raises:
+            BadInput: the machines, or a combination of options, cannot be used.
+        """
+        if job.restarts and (self.detach or self.as_json):
+            other = "--detach" if self.detach else "--json"
+            problem = f"--max-restarts and {other} do not go together"
+            raise BadInput(problem, "this command itself starts the script again")
+        file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
+        if file is None:
+            return restarted(job, lambda job, attempt: self.here(job, local or gpus(), attempt))
+        if hosts is None:
+            say(f"on the machines of {file} (--local N runs it on this machine)")
+        listed = read_hosts(file, named=hosts is not None, person=somebody(self.as_json))
+        announce_files(Path(job.folder))
+        return restarted(job, lambda job, attempt: self.there(job, listed, attempt))
+
+    def there(self, job: LaunchedScript, hosts: Hosts, attempt: int) -> tuple[ExitCode, Path]:
+        """Run a script on machines; a restart goes without those that are away."""
+        goes_without = self.allow_missing or attempt > 1
+        prepare = prepare_options(somebody(self.as_json), self.trust_new, goes_without, self.offline_wheels)
+        with failed_start_notified(job.title):
+            prepared_hosts, devices = devices_of(hosts, prepare, self.processes_per_machine)
+            plan = plan_of(job, devices, self.output, attempt)
+            run_folder = RunFolder.create(self.output, plan, sys.argv, run_type="distributed")
+            remember(self.output)
+            save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
+        code = run_in_background("distributed.supervisor", run_folder, self.as_json, shown=not self.detach)
+        return code, run_folder.path
+
+    def here(self, job: LaunchedScript, processes: int, attempt: int) -> tuple[ExitCode, Path]:
+        """Run a script in so many processes of this machine, to its end unless it is detached."""
+        devices = [DevicePlan(addresses=(LOOPBACK,))] * processes
+        plan = plan_of(job.model_copy(update={"folder": ""}), devices, self.output, attempt)
+        run_folder = RunFolder.create(self.output, plan, sys.argv)
+        remember(self.output)
+        if self.detach:
+            return run_in_background("app.cli.train.local_run", run_folder, self.as_json), run_folder.path
+        start_trackers(run_folder.path)
+        with shown_logs(run_folder.path, self.as_json):
+            ended = run_to_end(plan, run_folder, PlainProgress(title_of(plan)))
+        return tell_end(ended, {"this machine": end_processes(plan.run_id)}, self.as_json), run_folder.path
+
+
+def restarted(job: LaunchedScript, start: Callable[[LaunchedScript, int], tuple[ExitCode, Path]]) -> ExitCode:
+    """Run a script, and again in a new run with a new group when it has failed, as often as it may be.
+
+    Args:
+        start: runs a script to its end, for the attempt of this number, from 1; returns its run folder, too.
+    """
+    for attempt in range(1, job.restarts + 2):
+        code, path = start(job, attempt)
+        if code is not ExitCode.RUN_FAILED or attempt > job.restarts:
+            break
+        say(f"restart {attempt} of {job.restarts}: a new group begins, from checkpoints that the script has written")
+        job = with_written_files(job, path)
+    return code
+
+
+def with_written_files(job: LaunchedScript, run_dir: Path) -> LaunchedScript:
+    """Return the script in a folder that also has the files that its rank 0 wrote in an earlier run; where it runs in
+    this folder, they are in it already."""
+    from distributed.preparation.code_sync import launched_files
+
+    written = run_dir / LAUNCHED_FILES
+    if not job.folder or not written.is_dir():
+        return job
+    source, merged = Path(job.folder), run_dir / "restart"
+    for file in launched_files(source):
+        target = merged / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+    shutil.copytree(written, merged, dirs_exist_ok=True)
+    script = job.script if job.module else str(merged / Path(job.script).relative_to(source))
+    return job.model_copy(update={"folder": str(merged), "script": script})
 
 
 def gpus() -> int:
@@ -212,8 +290,12 @@ def devices_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int
     return updated_hosts(hosts, [link for link, _ in ready]).only([device.machine for device in devices]), devices
 
 
-def plan_of(job: LaunchedScript, devices: Sequence[DevicePlan], output: Path) -> RunPlan:
-    """Return the plan, with a rank for each device, numbered from the first machine to the last."""
+def plan_of(job: LaunchedScript, devices: Sequence[DevicePlan], output: Path, attempt: int = 1) -> RunPlan:
+    """Return the plan, with a rank for each device, numbered from the first machine to the last.
+
+    Args:
+        attempt: 1, and one more with every restart of the script.
+    """
     machines = [device.machine for device in devices]
     members = []
     for rank, device in enumerate(devices):
@@ -224,7 +306,8 @@ def plan_of(job: LaunchedScript, devices: Sequence[DevicePlan], output: Path) ->
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")
     strategy, run = StrategySettings(strategy=default_strategy()), RunSettings(output_dir=str(output))
     profile = Profile(name=name, model_name=job.title, model=model, strategy=strategy, run=run)
-    return RunPlan(run_id=new_run_id(), profile=profile, members=tuple(members), engine="mesh", launch=job)
+    ranks = tuple(members)
+    return RunPlan(run_id=new_run_id(), profile=profile, members=ranks, engine="mesh", launch=job, attempt=attempt)
 
 
 @contextlib.contextmanager

@@ -47,15 +47,15 @@ def check_nodes(nodes: str) -> str:
     return nodes
 
 
-def check_restarts(restarts: str) -> str:
-    """
+def restart_count(words: str) -> int:
+    """Return how often a script is started again after a failure.
+
     Raises:
-        BadInput: a script is to be started again.
+        BadInput: it is no number from 0 to 100.
     """
-    if restarts not in ("", "0"):
-        hint = "leave it out; a script goes on from checkpoints of its own when you start it again"
-        raise BadInput(f"--max-restarts {restarts}: no script is started again", hint)
-    return restarts
+    if not str(words).isdecimal() or int(words) > 100:
+        raise BadInput(f"--max-restarts {words}: no number from 0 to 100", "leave it out: none")
+    return int(words)
 
 
 def refuse_meeting(values: list[str] | None) -> list[str] | None:
