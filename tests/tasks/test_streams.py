@@ -47,7 +47,33 @@ def weighted(size: int = SIZE) -> Sampled:
     return Sampled([*range(size)], WeightedRandomSampler([1.0] * size, size, generator=torch.Generator()))
 
 
-SOURCES: list[Callable[[], Any]] = [Shuffled, hugging_face, weighted, lambda: hugging_face().shuffle(3, buffer_size=4)]
+class Forgetful(IterableDataset[int]):
+    """Its state is behind a batch of rows that it has read ahead, as in some versions of datasets."""
+
+    def __init__(self) -> None:
+        self.begin = self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for begin in range(self.begin, SIZE, 3):
+            self.read = begin + 3
+            yield from range(begin, min(SIZE, begin + 3))
+        self.begin = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["read"]
+
+
+SOURCES: list[Callable[[], Any]] = [
+    Shuffled,
+    hugging_face,
+    weighted,
+    Forgetful,
+    lambda: hugging_face().shuffle(3, buffer_size=4),
+    lambda: hugging_face().map(lambda row: {"n": row["n"] + 1}).with_format("torch"),
+]
 
 
 def taken(stream: Stream, positions: Any) -> list[Any]:
@@ -84,7 +110,7 @@ def test_a_resumed_stream_goes_on_at_the_exact_position(source: Callable[[], Any
 def test_a_state_of_the_data_spares_reading_over_them() -> None:
     first = Stream(hugging_face(), 5)
     taken(first, range(9))
-    assert first.state_at(8)["position"] == 8
+    assert first.state_at(8)["position"] == 8 and first.state_at(8)["next"]
     assert Stream(hugging_face().shuffle(3, buffer_size=4), 5).state_at(8)["source"] is None  # its buffer would be lost
 
 

@@ -13,6 +13,7 @@ streams and of torchdata), or from the beginning of its pass, by reading over wh
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class Stream:
         """Known beginnings of passes: position and pass."""
         self._states: list[tuple[int, dict[str, Any]]] = []
         self._spacing = 1
+        self._is_exact = True
+        """Whether the source goes on from its states where it was."""
         self._first: list[Any] = []
 
     @property
@@ -89,9 +92,11 @@ class Stream:
             return self._first[0]
         if position < self._position or self._iterator is None:
             self._go_back(position)
-        self._keep_state()
+        kept = self._keep_state()
         while True:
             item = self._next()
+            if kept:
+                self._states[-1][1]["next"], kept = _digest(item), False
             if self._position > position:
                 break
         sample = self._sample(item)
@@ -127,6 +132,14 @@ class Stream:
 
     def _go_back(self, position: int) -> None:
         state = self.state_at(position)
+        self._move_to(state)
+        if state["source"] is None or _digest(self._next()) == state["next"]:
+            return self._move_to(state)
+        # some versions of datasets go on behind the rest of a batch of rows: this one is read over from the beginning
+        self._states, self._is_exact = [], False
+        self._move_to(self.state_at(position))
+
+    def _move_to(self, state: Mapping[str, Any]) -> None:
         self._position, self._begin, self._pass = int(state["position"]), int(state["begin"]), int(state["pass"])
         self._open(state["source"])
 
@@ -172,22 +185,29 @@ class Stream:
     def _sample(self, item: Any) -> Any:
         return self._source.data[int(item)] if isinstance(self._source, Sampled) else item
 
-    def _keep_state(self) -> None:
-        """Keep the state of a source that has one that is exact, before some of the samples that are asked for."""
+    def _keep_state(self) -> bool:
+        """Keep the state of a source that has one that is exact, before some of the samples that are asked for; return
+        whether it was kept."""
         if not callable(getattr(self._items, "state_dict", None)) or not hasattr(self._items, "load_state_dict"):
-            return
-        if _buffers(getattr(self._items, "_ex_iterable", None)):
-            return
+            return False
+        if not self._is_exact or _buffers(getattr(self._items, "_ex_iterable", None)):
+            return False
         if self._states and self._position < self._states[-1][0] + self._spacing:
-            return
+            return False
         try:
             source = json.loads(json.dumps(self._items.state_dict()))
         except (TypeError, ValueError):  # of objects: it is read over from the beginning of the pass
-            return
-        state = {"position": self._position, "begin": self._begin, "pass": self._pass, "source": source}
-        self._states.append((self._position, state))
+            return False
+        state = {"position": self._position, "begin": self._begin, "pass": self._pass, "source": source, "next": ""}
         if len(self._states) > _MOST_STATES:
             self._states, self._spacing = self._states[::2], self._spacing * 2
+        self._states.append((self._position, state))
+        return True
+
+
+def _digest(item: Any) -> str:
+    """Return what tells an item from its neighbours; one with an address in it never equals another process's."""
+    return hashlib.blake2b(repr(item).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _buffers(examples: Any) -> bool:
