@@ -80,7 +80,9 @@ def sweep(
         raise BadInput(
             f"no trial came to its end: {results[0].problem}", f"their logs are in {trials[0].folder.parent}"
         )
-    best = command_line("train", *([profile] if profile else []), *_assignments({**overrides, **results[0].options}))
+    best = command_line(
+        "distributed-train", *([profile] if profile else []), *_assignments({**overrides, **results[0].options})
+    )
     if as_json:
         rows = [result.document() for result in results]
         return answer(True, {"trials": rows, "best": rows[0], "command": best}, ())
