@@ -68,7 +68,8 @@ def sweep(
     slots = _slots(hosts, jobs, trials[0].folder.parent)
     if there := [trial for trial in trials if finished(trial.folder)]:
         say(f"{counted(len(there), 'trial')} of {len(trials)} done already")
-    arguments = [*([profile] if profile else []), *_assignments(overrides), *(["--trust-code"] if trust_code else [])]
+    named = [profile] if profile else []
+    arguments = [*named, *_assignments(overrides), *(["--trust-code"] if trust_code else [])]
     bench = SweepBench(slots, arguments)
     bench.carry_out([trial for trial in trials if trial not in there])
     results = [_result(trial, bench.problems.get(trial, "")) for trial in trials]
