@@ -44,7 +44,8 @@ from distributed.workers.remote_coordinator import RemoteCoordinator
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput
 from training.records.events import ENGINE, Event, ProgressEvent, SyncEvent, WarningEvent
-from training.records.plan import LAUNCHED_FILES, DevicePlan, MemberPlan, RunPlan
+from training.records.launched_script import LAUNCHED_FILES
+from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome
 from training.run.processes import PhaseTimer

@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LAUNCHED_FILES = "files"
+"""Folder with the files that a launched script of rank 0 has written, if it ran in a copy."""
+
 
 class LaunchedScript(BaseModel):
     """A script that every member runs unchanged, instead of one of Muster's tasks."""

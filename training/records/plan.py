@@ -128,8 +128,6 @@ class ProcessPlan(NamedTuple):
 _PARTS = {"shard": "shard", "tensor": "slice"}  # by layout
 JOB_FACTORY = "training.tasks.object_files:build"
 """``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
-LAUNCHED_FILES = "files"
-"""Folder with the files that a launched script of rank 0 has written, if it ran in a copy."""
 
 
 class ClockPlan(BaseModel):

@@ -30,8 +30,8 @@ from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.records.event_log import EventSink
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, from_line
-from training.records.launched_script import LaunchedScript
-from training.records.plan import LAUNCHED_FILES, RunPlan, read_plan
+from training.records.launched_script import LAUNCHED_FILES, LaunchedScript
+from training.records.plan import RunPlan, read_plan
 from training.run.orders import Command
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.workers.worker import (

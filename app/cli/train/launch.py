@@ -46,8 +46,8 @@ from profiles.schema import CUSTOM, ModelSettings, Profile, StrategySettings
 from training.hardware.resources import count_gpus
 from training.records.event_log import read_events
 from training.records.events import ErrorEvent
-from training.records.launched_script import LaunchedScript
-from training.records.plan import LAUNCHED_FILES, DevicePlan, MemberPlan, RunPlan
+from training.records.launched_script import LAUNCHED_FILES, LaunchedScript
+from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, end_processes
