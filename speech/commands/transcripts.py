@@ -26,7 +26,8 @@ from speech.data.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_r
 from speech.data.speech_clips import FileSource
 from speech.data.speech_dataset import has_tables, read_tables
 from training.records.run_folder import RunFolder, has_snapshots
-from training.records.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
+from training.records.runs import RunSummary, find_model, find_models, list_runs, remove_run, summarise
+from training.run.resumption import plan_to_resume
 from training.workers.data_findings import check_data
 
 if TYPE_CHECKING:
