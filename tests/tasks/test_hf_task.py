@@ -172,5 +172,7 @@ def test_rows_without_a_column_are_refused(auto_class: str, rows: list[Any], sai
 
 def test_a_class_that_is_none_of_transformers_is_refused(tmp_path: Path) -> None:
     folder = task_for("AutoModelForCausalLM", tmp_path).profile.model.model_path
+    with pytest.raises(BadInput, match="AutoModelForSeq2SeqLM makes no model of .*of type gpt2"):
+        HfTask(profile_from_options("p", {"task": "hf", "auto_class": "AutoModelForSeq2SeqLM", "model_path": folder}))
     with pytest.raises(BadInput, match="AutoModelForCausalLn.*did you mean 'AutoModelForCausalLM'"):
         HfTask(profile_from_options("p", {"task": "hf", "auto_class": "AutoModelForCausalLn", "model_path": folder}))

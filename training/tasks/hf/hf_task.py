@@ -53,6 +53,9 @@ class HfTask(Task):
         self._auto: Any = getattr(transformers, self.options.auto_class)
         path = profile.model.model_path
         self.config: Any = from_pretrained(AutoConfig, path, "model")
+        if type(self.config) not in self._auto._model_mapping.keys():  # noqa: SIM118 - it is no mapping
+            message = f"{self.options.auto_class} makes no model of {path}, which is of type {self.config.model_type}"
+            raise BadInput(message, "set another auto_class")
         self.tokenizer: Any = from_pretrained(AutoTokenizer, path, "tokenizer")
         if self.tokenizer.pad_token is None:  # as of GPT: padding is masked, so any token serves
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.convert_ids_to_tokens(0)
