@@ -73,7 +73,6 @@ class TrainRequest:
         task = self.overrides.get("task", "")
         return task in owners("model") and task not in PUBLISHED and bool(self.overrides.get("model_path"))
 
-
     def check_names(self) -> None:
         """Check the names of run, profile and options, and the paths that were typed.
 
