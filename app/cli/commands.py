@@ -60,7 +60,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "runs": CommandEntry(".runs.listing", GROUPS["runs"]),
     "sweep": CommandEntry(
-        ".train.sweep",
+        ".sweep.sweep",
         "Train a profile with several values of an option, over idle machines, and show which is best.",
         "runs",
         trains=True,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.cli.train.sweep import combinations
-from app.cli.train.sweep_trials import Slot, SweepBench, SweepTrial
+from app.cli.sweep.sweep import combinations
+from app.cli.sweep.sweep_trials import Slot, SweepBench, SweepTrial
 from profiles.errors import BadInput
 
 Capture = pytest.CaptureFixture[str]

@@ -27,7 +27,7 @@ class HfOptions(Section):
 
 
 class HfInputs(TaskInputs):
-    """Rows of a table."""
+    """TokenisedRows of a table."""
 
     packages: Sequence[str] = ("transformers",)
     reads_dataset = True

@@ -24,7 +24,7 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, Task
 from training.tasks.hf.hf_inputs import HfOptions
-from training.tasks.hf.rows import TOKENS, Columns, Row, choose_columns, column_names, kind_of, read_rows
+from training.tasks.hf.rows import TOKENS, Row, RowColumns, choose_columns, column_names, kind_of, read_rows
 from training.tasks.outputs.model_call import loss_of
 from training.tasks.pretrained import from_pretrained, read_checked, read_weights, save_weights
 
@@ -71,16 +71,16 @@ class HfTask(Task):
             self._find_classes(columns["train"], splits["train"])
         self._check_vocabulary()
         read = {
-            split: Rows(rows, columns[split], self, limits.get(split, data.max_eval_samples))
+            split: TokenisedRows(rows, columns[split], self, limits.get(split, data.max_eval_samples))
             for split, rows in splits.items()
         }
         self.train, self.evaluation = read.pop("train"), read
 
-    def _columns(self, split: str, rows: Sequence[Row]) -> Columns:
+    def _columns(self, split: str, rows: Sequence[Row]) -> RowColumns:
         options, source = self.options, f"data set {self.profile.data.dataset_path}, {split}"
         return choose_columns(column_names(rows), self.kind, options.input_columns, options.target_column, source)
 
-    def _find_classes(self, columns: Columns, rows: Sequence[Row]) -> None:
+    def _find_classes(self, columns: RowColumns, rows: Sequence[Row]) -> None:
         """Take the classes from the rows, in order; numbers that are not whole are values to be predicted."""
         named = getattr(getattr(rows, "features", {}).get(columns.target), "names", None)
         values = list(named or dict.fromkeys(row[columns.target] for row in rows))
@@ -125,7 +125,7 @@ class HfTask(Task):
         known = (self.options.max_length, self.tokenizer.model_max_length, positions)
         return min((length for length in known if length and length < _UNKNOWN), default=_LONGEST)
 
-    def tokens_of(self, row: Row, columns: Columns) -> dict[str, Any]:
+    def tokens_of(self, row: Row, columns: RowColumns) -> dict[str, Any]:
         """Return what the model takes of a row, as lists of numbers without padding."""
         if columns.kind == "tokens":
             return {name: value for name, value in row.items() if name in self._accepted and value is not None}
@@ -197,10 +197,10 @@ class HfTask(Task):
         self.tokenizer.save_pretrained(str(directory))
 
 
-class Rows:
+class TokenisedRows:
     """The rows of a split, tokenised when they are read."""
 
-    def __init__(self, rows: Sequence[Row], columns: Columns, task: HfTask, limit: int) -> None:
+    def __init__(self, rows: Sequence[Row], columns: RowColumns, task: HfTask, limit: int) -> None:
         self._rows, self._columns, self._task = rows, columns, task
         self._size = min(len(rows), limit or len(rows))
 

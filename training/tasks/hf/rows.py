@@ -23,7 +23,7 @@ _KINDS: Mapping[str, Kind] = {"CausalLM": "causal", "SequenceClassification": "c
 TOKENS = "input_ids"
 
 
-class Columns(NamedTuple):
+class RowColumns(NamedTuple):
     """The columns of a table that are read."""
 
     kind: Kind
@@ -37,7 +37,7 @@ def kind_of(auto_class: str) -> Kind:
     return _KINDS.get(auto_class.removeprefix("AutoModelFor"), "tokens")
 
 
-def choose_columns(names: Iterable[str], kind: Kind, inputs: str, target: str, source: str) -> Columns:
+def choose_columns(names: Iterable[str], kind: Kind, inputs: str, target: str, source: str) -> RowColumns:
     """Return the columns to read.
 
     Args:
@@ -51,7 +51,7 @@ def choose_columns(names: Iterable[str], kind: Kind, inputs: str, target: str, s
     """
     there = list(names)
     if TOKENS in there and not inputs:
-        return Columns("tokens", (TOKENS,))
+        return RowColumns("tokens", (TOKENS,))
     if kind == "tokens":
         raise BadInput(f"{source}: no column '{TOKENS}', which this kind of model is given", _listed(there))
     chosen = [name.strip() for name in inputs.split(",") if name.strip()]
@@ -63,7 +63,7 @@ def choose_columns(names: Iterable[str], kind: Kind, inputs: str, target: str, s
         raise BadInput(f"{source}: which column is the text?", f"set hf.input_columns; {_listed(there)}")
     if kind in _TARGETS and not wanted:
         raise BadInput(f"{source}: which column is the {_MEANING[kind]}?", f"set hf.target_column; {_listed(there)}")
-    return Columns(kind, tuple(chosen), wanted if kind in _TARGETS else "")
+    return RowColumns(kind, tuple(chosen), wanted if kind in _TARGETS else "")
 
 
 _MEANING = {"classification": "class", "seq2seq": "answer"}

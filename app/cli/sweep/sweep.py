@@ -20,11 +20,11 @@ from rich.text import Text
 
 from app.cli.approval import read_hosts
 from app.cli.arguments import OUTPUT, Json, Output
+from app.cli.sweep.sweep_trials import Slot, SweepBench, SweepTrial, finished
 from app.cli.terminal import answer
 from app.cli.train.command import merged_overrides
 from app.cli.train.request import TrainRequest
 from app.cli.train.start import profile_of
-from app.cli.train.sweep_trials import Slot, SweepBench, SweepTrial, finished
 from app.comparison import read_run
 from app.console import command_line, say, show, show_line, visible
 from distributed.hosts.file import save_hosts
@@ -92,7 +92,7 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class Result:
+class TrialResult:
     """What came of a trial."""
 
     options: Mapping[str, str]
@@ -181,15 +181,15 @@ def _slots(hosts: str, jobs: int, folder: Path) -> list[Slot]:
     return slots
 
 
-def _result(trial: SweepTrial, problem: str) -> Result:
+def _result(trial: SweepTrial, problem: str) -> TrialResult:
     run = finished(trial.folder)
     figures = read_run(0, RunFolder.open(run).events()) if run else None
     if run is None or figures is None or not figures.curve:
-        return Result(trial.options, run, None, problem=problem or "it took no step")
-    return Result(trial.options, run, figures.curve[-1][1], figures.split, summarise(run).seconds or 0.0)
+        return TrialResult(trial.options, run, None, problem=problem or "it took no step")
+    return TrialResult(trial.options, run, figures.curve[-1][1], figures.split, summarise(run).seconds or 0.0)
 
 
-def _show(results: Sequence[Result], best: str) -> None:
+def _show(results: Sequence[TrialResult], best: str) -> None:
     names = list(results[0].options)
     figures = [Column(name, justify="right") for name in (*names, "loss", "time")]
     table = Table(*figures, "", box=None, header_style="bold", pad_edge=False)

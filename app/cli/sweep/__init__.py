@@ -1,0 +1,1 @@
+"""``sweep``: values of options, tried over machines."""
