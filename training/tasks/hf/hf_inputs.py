@@ -27,7 +27,7 @@ class HfOptions(Section):
 
 
 class HfInputs(TaskInputs):
-    """TokenisedRows of a table."""
+    """Rows of a table."""
 
     packages: Sequence[str] = ("transformers",)
     reads_dataset = True
