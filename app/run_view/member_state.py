@@ -152,7 +152,9 @@ class MemberState:
     earlier: MemberTotals = MemberTotals()
     """In its earlier starts."""
     recent_syncs: tuple[SyncEvent, ...] = ()
-    """The newest synchronisations, oldest first."""
+    """The newest synchronisations since its newest start, oldest first."""
+    earlier_syncs: tuple[SyncEvent, ...] = ()
+    """Those of its earlier starts, of which some were repeated."""
     began: tuple[float, int] | None = None
     """Time and number of its first step since its start or return."""
     times_lost: int = 0
@@ -347,6 +349,7 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
     if event.status == "started":
         carried_over = {name: getattr(member, name) for name in _CARRIED_OVER}
         carried_over["is_returning"] = member.is_returning or not member.active
+        carried_over["earlier_syncs"] = (*member.earlier_syncs, *member.recent_syncs)[-KEPT_SYNCS:]
         member = changed(MemberState(member.rank), **carried_over, earlier=member.total, earlier_joules=member.joules)
     elif event.status == "ready":
         member = changed(member, is_returning=False)

@@ -17,7 +17,7 @@ from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
 from training.records.event_log import newest_number
-from training.records.events import RequestEvent, RunEvent
+from training.records.events import MemberEvent, RequestEvent, RunEvent
 from training.records.run_folder import RunFolder
 from training.run.processes import BackgroundProcess
 
@@ -74,13 +74,21 @@ def test_of_two_resumes_at_once_neither_takes_the_end_before_for_its_own(
         seen = look(*words)
         if not started:  # what the other one has started
             started.append(others.enter_context(RunFolder.take_over(folder)))
-            started[0].append(RunEvent(status="starting"))
+            started[0].append(MemberEvent(member=0, status="started", name="worker-0"))
         return seen
 
     monkeypatch.setattr(attach, "_seen_until_start", look_before_it_begins)
     with ExitStack() as others:
         assert attach.leave(folder, False, since) == 0
     assert "runs in the background" in capsys.readouterr().err
+
+
+def test_a_start_that_fails_before_its_workers_is_told_though_nobody_watches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, [], status="failed", error_message="cannot listen on 127.0.0.1:29500")
+    assert attach.leave(folder, False) == 1
+    assert "error: cannot listen on 127.0.0.1:29500" in capsys.readouterr().err
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,13 @@ def test_syncs_of_one_round_are_one_row() -> None:
     assert [(row.step, row.number, row.members) for row in rows] == [(9, 1, 2)]
 
 
+def test_a_resumed_run_lists_the_rounds_before_and_those_that_it_repeats_once() -> None:
+    restart = MemberEvent(member=0, status="started", name="a")
+    rows = exchanges(reduce_events([sync(10), sync(20), sync(30), restart, sync(20, bytes_sent=7), sync(40)]))
+    assert [row.number for row in rows] == [10, 20, 40]
+    assert rows[1].sent == 7
+
+
 def test_an_exchange_is_held_against_its_plan_without_the_wait_for_others() -> None:
     """The first to arrive waits 5 s for the last, which sees the transfer alone."""
     pair = [sync(9, member=rank, seconds=seconds, bytes_sent=10**6) for rank, seconds in ((0, 5.2), (1, 0.2))]

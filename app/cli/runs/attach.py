@@ -31,7 +31,7 @@ from profiles.bootstrap import release_keys
 from profiles.errors import BadInput, ExitCode
 from profiles.quantities import span_text
 from training.records.event_log import newest_number, read_events
-from training.records.events import ENGINE, Event, RunEvent, TimingEvent
+from training.records.events import ENGINE, Event, MemberEvent, TimingEvent
 from training.records.plan import SCRIPT
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
@@ -47,6 +47,8 @@ STOPPING_SCRIPT = f"stopping: the script has {span_text(SCRIPT_GRACE)} to end (p
 TAKEN_UP = "the supervisor of this run was gone; another one asks its machines how far they have come"
 _START_PATIENCE = 60.0
 """Seconds to wait for a run to begin before it is left in the background: hashing much data takes longer."""
+_SCRIPT_PATIENCE = 3.0
+"""Seconds in which a launched script that cannot begin has usually failed."""
 _LOOK = 0.05
 _HANDOVER_PATIENCE = 10.0
 """Seconds in which a resumed run passes from the command's process to its own."""
@@ -188,21 +190,25 @@ def _ended_at_once(path: Path, since: int) -> EndedRun | None:
 
 def _seen_until_start(follower: Follower, since: int, end: float) -> list[Event] | None:
     """Return the events of a run that has ended; ``None`` as soon as it trains, or at time ``end``."""
-    local = RunFolder.open(follower.path).metadata.run_type == "local"
+    metadata = RunFolder.open(follower.path).metadata
     seen: list[Event] = []
     for event in follower.events():
         if event is not None:
             seen.append(event)
         if event is None and time.monotonic() < end:
             time.sleep(_LOOK)
-        elif event is None or ((event.seq or 0) > since and _starts(event, local)):
+        elif event is None:
             return None
+        elif (event.seq or 0) > since and _starts(event, metadata.run_type == "local"):
+            if metadata.strategy != SCRIPT:
+                return None
+            end = min(end, time.monotonic() + _SCRIPT_PATIENCE)
     return seen
 
 
 def _starts(event: Event, local: bool) -> bool:
     if local:
-        return isinstance(event, RunEvent) and event.status == "starting"
+        return isinstance(event, MemberEvent) and event.status == "started"
     return isinstance(event, TimingEvent) and event.part == ENGINE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.run_view.member_state import MemberState
 from app.run_view.run_state import RunState
 from app.run_view.timeline import chronological
 from training.records.events import SyncEvent
@@ -47,10 +48,23 @@ def exchanges(state: RunState) -> list[ExchangeRow]:
     """Return the newest exchanges, oldest first."""
     reports: dict[tuple[int, int], list[SyncEvent]] = {}
     for member in state.members.values():
-        for sync in member.recent_syncs:
-            reports.setdefault((sync.step, sync.round), []).append(sync)
+        for sync in _of_member(member):
+            reports.setdefault(_position(sync), []).append(sync)
     losses = [entry.time for entry in chronological(state.timeline) if entry.kind == "lost"]
     return [_row(reports[key], losses) for key in sorted(reports)]
+
+
+def _of_member(member: MemberState) -> list[SyncEvent]:
+    """Return a member's newest synchronisations, newest first; those that a resumed run did again count once."""
+    listed = list(reversed(member.recent_syncs))
+    for sync in reversed(member.earlier_syncs):
+        if not listed or _position(sync) < _position(listed[-1]):
+            listed.append(sync)
+    return listed
+
+
+def _position(sync: SyncEvent) -> tuple[int, int]:
+    return sync.step, sync.round
 
 
 def _row(reports: Sequence[SyncEvent], losses: Sequence[float]) -> ExchangeRow:
