@@ -5,7 +5,8 @@
 Random weights of a published width, vocabulary and number of heads, with as many layers as this machine has memory for:
 all three hosts share it. Whisper trains all weights, the Llama adapters on a frozen base; fp32, AdamW. The plan
 measures the hosts' blocks and links, and cuts the model. *Predicted* is what the plan says that each host needs;
-*measured* the largest memory of its worker: what is its own (``RssAnon``), and the files that it maps (``RssFile``).
+*measured* the largest memory of its worker until the last step has ended: what is its own (``RssAnon``), and the files
+that it maps (``RssFile``).
 Prints a Markdown table. Needs root; a Whisper of ``--layers 2`` takes about 8 GB of memory and ten minutes
 on two busy cores. Lists of one block are not cut.
 """
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from tests.lab.host import LabHost
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
 from tests.tasks.tiny_tasks import byte_tokenizer
-from training.records.events import Event, StepEvent
+from training.records.events import StepEvent
 from training.records.plan import read_plan
 from training.records.run_folder import RunFolder
 
@@ -72,34 +73,8 @@ SHAPES: dict[str, tuple[str, Callable[[Path, int, str], dict[str, Any]]]] = {
 """The profile that trains each shape, and what makes its folder."""
 
 
-class MemoryWatch:
-    """Reads the memory of the workers of hosts again and again: what is their own, and the files that they map. Weights
-    that are not trained stay in the mapped file, and are needed in each step all the same."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.peaks: dict[str, Peak] = {}
-        self._lab, self._ended = lab, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(_SAMPLE_SECONDS):
-            for host in self._lab:
-                with contextlib.suppress(OSError, StopIteration):
-                    self._read(host)
-
-    def _read(self, host: LabHost) -> None:
-        for pid in host.pids("training.workers.worker"):
-            peak = Peak(resident(pid, "RssAnon"), resident(pid, "RssFile"), time.time())
-            self.peaks[host.name] = max(peak, self.peaks.get(host.name, peak), key=lambda peak: peak.total)
-
-
-class Peak(NamedTuple):
-    """The most memory of a process, in bytes."""
+class Sample(NamedTuple):
+    """The memory of a process, in bytes."""
 
     own: int
     mapped: int
@@ -110,15 +85,40 @@ class Peak(NamedTuple):
         return self.own + self.mapped
 
 
+class MemoryWatch:
+    """Reads the memory of the workers of hosts again and again: what is their own, and the files that they map. Weights
+    that are not trained stay in the mapped file, and are needed in each step all the same."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._samples: dict[str, list[Sample]] = {host.name: [] for host in lab}
+        self._lab, self._ended = lab, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def peak(self, host: str, until: float) -> Sample:
+        """Return the most memory of a host's worker before a time: merged adapters are written to mapped files later,
+        which the system can evict."""
+        return max((each for each in self._samples[host] if each.time <= until), key=lambda each: each.total)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_SAMPLE_SECONDS):
+            for host in self._lab:
+                with contextlib.suppress(OSError, StopIteration):
+                    self._read(host)
+
+    def _read(self, host: LabHost) -> None:
+        for pid in host.pids("training.workers.worker"):
+            self._samples[host.name].append(Sample(resident(pid, "RssAnon"), resident(pid, "RssFile"), time.time()))
+
+
 def resident(pid: int, kind: str) -> int:
     """Return the bytes of a kind that ``/proc/PID/status`` names."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
-
-
-def last_step(events: Sequence[Event], when: float) -> int:
-    """Return the last step that had ended then."""
-    return max((event.step for event in events if isinstance(event, StepEvent) and event.time <= when), default=0)
 
 
 def compare(name: str, layers: int, window: str, mbit: float) -> Iterator[str]:
@@ -131,16 +131,16 @@ def compare(name: str, layers: int, window: str, mbit: float) -> Iterator[str]:
         watch = MemoryWatch(lab)
         path = train(Path(place), profile, ["--hosts", str(lab.hosts_file)], options)
         watch.end()
-        events = RunFolder.open(path).events()
-        assert last_step(events, time.time()) == STEPS
+        steps = {event.step: event.time for event in RunFolder.open(path).events() if isinstance(event, StepEvent)}
+        assert max(steps) == STEPS, steps
         planning = json.loads((path / "planning.json").read_text())
         needs = {member["name"]: member["memory"] for member in planning["ranking"][planning["chosen"]]["members"]}
         (member,) = read_plan(path / "plan.json").members
         for device in member.devices:
-            need, peak = needs[device.machine], watch.peaks[device.machine]
+            need, peak = needs[device.machine], watch.peak(device.machine, steps[STEPS])
             blocks = f"blocks {device.blocks[0] + 1} to {device.blocks[1]}" if device.blocks else "all blocks"
             sizes = " | ".join(f"{size / 1e6:.0f} MB" for size in (need, peak.total, peak.mapped))
-            yield f"| {name}, {blocks} | {sizes} | {last_step(events, peak.time)} | {need / peak.total:.2f} |"
+            yield f"| {name}, {blocks} | {sizes} | {need / peak.total:.2f} |"
 
 
 def main() -> None:
@@ -152,8 +152,7 @@ def main() -> None:
     parser.add_argument("--window", default="full", help="of Whisper; shorter ones compute less")
     parser.add_argument("--mbit", type=float, default=1000.0)
     arguments = parser.parse_args()
-    print("| trained | predicted | measured | of that mapped files | last step before | predicted / measured |")
-    print("|---|---|---|---|---|---|")
+    print("| trained | predicted | measured | of that mapped files | predicted / measured |\n|---|---|---|---|---|")
     for name in arguments.shapes:
         for line in compare(name, arguments.layers, arguments.window, arguments.mbit):
             print(line, flush=True)
