@@ -20,7 +20,8 @@ from distributed.preparation.preflight import Facts, Ready, memory_budgets, take
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 
-CARD = "NVIDIA GeForce RTX 3060, 12288 MiB, 8.6"
+CARD = "NVIDIA GeForce RTX 3060, 12288 MiB, 8.6, [N/A]"
+SLICED = "NVIDIA A100-PCIE-40GB, 40960 MiB, 8.0, Enabled"
 FACTS = Facts((3, 11, 7), "2.13.0+cu130", (), 0.1, 10**11, True, "/home/a", "Linux", 2, "eth0", "a",
               gpu_memory=12 << 30, gpus_alike=True)  # fmt: skip
 JOB = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job"}
@@ -56,7 +57,8 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
         ([CARD, CARD], {"workers": "1"}, [0]),
         ([CARD, CARD], {"device": "cpu"}, [0]),
         ([CARD, CARD], {"shares": "1"}, [0]),
-        ([CARD, "NVIDIA GeForce GT 710, 2048 MiB, 3.5"], {}, [0]),
+        ([CARD, "NVIDIA GeForce GT 710, 2048 MiB, 3.5, [N/A]"], {}, [0]),
+        ([SLICED, SLICED], {}, [0]),
         ([CARD], {}, [0]),
     ],
 )

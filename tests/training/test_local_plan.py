@@ -37,7 +37,8 @@ def test_workers_take_turns_over_the_gpus(
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("GPU-a, GPU-b,GPU-c", 3), ("0,-1,1", 1)]
+    ("visible", "count"),
+    [("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("GPU-a, GPU-b,GPU-c", 3), ("0,-1,1", 1), ("MIG-a,MIG-b", 1)],
 )
 def test_only_visible_gpus_count(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

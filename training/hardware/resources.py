@@ -148,7 +148,8 @@ def count_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:  # CUDA takes the entries before the first that is no GPU
         named = [entry.strip() for entry in visible.split(",")]
-        return next((index for index, entry in enumerate(named) if entry in ("", "-1")), len(named))
+        count = next((index for index, entry in enumerate(named) if entry in ("", "-1")), len(named))
+        return min(count, 1) if named[0].startswith("MIG-") else count  # a process sees one slice of a GPU
     return sum(line.startswith("GPU ") for line in _nvidia("-L"))
 
 
@@ -159,10 +160,11 @@ def gpu_memory() -> int:
 
 
 def gpus_are_alike() -> bool:
-    """Return whether this machine has NVIDIA GPUs, all of one kind with the same memory; ``False``: an old driver does
-    not tell."""
-    listed = _nvidia("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
-    return len({line.strip() for line in listed if line.count(",") == 2}) == 1
+    """Return whether this machine has NVIDIA GPUs, all of one kind with the same memory, and none cut into slices, of
+    which a process sees one; ``False``: an old driver does not tell."""
+    listed = _nvidia("--query-gpu=name,memory.total,compute_cap,mig.mode.current", "--format=csv,noheader")
+    kinds = {line.strip() for line in listed if line.count(",") == 3}
+    return len(kinds) == 1 and not any(kind.endswith("Enabled") for kind in kinds)
 
 
 def gpus_have_bf16() -> bool:
