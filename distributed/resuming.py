@@ -35,6 +35,7 @@ from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import program
 from profiles.quantities import span_text
 from profiles.schema import Profile
+from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.bounded_fields import Count, Step
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
@@ -208,6 +209,8 @@ def recut(plan: RunPlan, machines: Sequence[Ready], held: HeldParts, path: Path,
         NotReady: a machine could not run the task.
     """
     _require_covered(held, plan.run_id)
+    if plan.profile.run.layout in INSIDE_LAYOUTS and {link.name for link, _ in machines} == {*plan.machines}:
+        return on_present(plan, machines)  # all are back: shards lie as before
     names = member_names(machines)
     layout = "pipeline" if len(names) > 1 else "replicate"
     run = plan.profile.run.model_copy(update={"layout": layout, "stages": 0})

@@ -103,6 +103,15 @@ def test_the_model_is_cut_anew_over_the_machines(names: str, plan: RunPlan, tmp_
     assert (cut.hash(), cut.run_id, cut.attempt, cut.resume) == (plan.hash(), plan.run_id, 2, True)
 
 
+@pytest.mark.parametrize(("names", "layout"), [("abc", "shard"), ("ac", "pipeline"), ("a", "replicate")])
+def test_shards_lie_as_before_on_the_same_machines(names: str, layout: str, plan: RunPlan, tmp_path: Path) -> None:
+    run = plan.profile.run.model_copy(update={"layout": "shard"})
+    plan = plan.model_copy(update={"profile": plan.profile.model_copy(update={"run": run})})
+    held = {name: [part(4, number) for number in range(3)] for name in names}
+    cut = recut(plan, ready(*map(Holder, names)), held, tmp_path, lambda line: None)
+    assert ("".join(cut.machines), cut.profile.run.layout) == (names, layout)
+
+
 @pytest.mark.parametrize(("gigabytes", "blocks"), [(8.0, [(0, 4), (4, 6)]), (0.2, None)])
 def test_the_figures_of_the_run_cut_it_by_speed_and_memory(
     gigabytes: float, blocks: list[tuple[int, int]] | None, tmp_path: Path
