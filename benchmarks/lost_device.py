@@ -78,13 +78,13 @@ class DyingAdamW(torch.optim.AdamW):
         may_die("optimizer")
         return super().step(*arguments, **options)
 
-save = SnapshotStore.save
+publish = SnapshotStore._publish
 
-def dying_save(self, *arguments, **options):
-    may_die("snapshot")
-    return save(self, *arguments, **options)
+def dying_publish(self, *arguments, **options):
+    may_die("snapshot")  # it is written, and not yet in place
+    return publish(self, *arguments, **options)
 
-SnapshotStore.save = dying_save
+SnapshotStore._publish = dying_publish
 
 def build():
     torch.manual_seed(3)
