@@ -50,10 +50,11 @@ def plan_to_resume(path: Path, lengths: Mapping[str, Any] | None = None) -> RunP
 
 def _anew(plan: RunPlan, path: Path) -> str:
     """Return how a new run begins with the weights of this one."""
-    if plan.profile.model.task not in PUBLISHED or not (path / "model").is_dir():
+    if plan.profile.model.trait == "own code" or not (path / "model").is_dir():
         return f"start a new run, with snapshot_interval below {plan.profile.snapshot.snapshot_interval}"
-    command = program("distributed-train", plan.profile.name, "--model-path", str(path / "model"))
-    return f"train its weights on in a new run: {command}"
+    job = (plan.profile.name,) if plan.profile.model.task in PUBLISHED else ("--task", plan.profile.model.task)
+    command = program("distributed-train", *job, "--model-path", str(path / "model"))
+    return f"train its weights on in a new run: {command}, and the other options"
 
 
 def _longer(plan: RunPlan, lengths: Mapping[str, Any]) -> RunPlan:
