@@ -38,6 +38,7 @@ class _Module:
     is_available = is_initialized = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 1)
     current_device = staticmethod(lambda: 0)
+    mem_get_info = staticmethod(lambda device=None: (counts.free, counts.free))
     _is_in_bad_fork = staticmethod(lambda: False)
     manual_seed_all = _lazy_init = staticmethod(lambda *_: None)
     get_rng_state = staticmethod(lambda *_: torch.empty(0, dtype=torch.uint8))

@@ -110,6 +110,20 @@ class Counted(trainer.Trainer):
         return report
 
 
+class Hungry(Text):
+    """Runs out of memory once, in the first step after a round."""
+
+    def prepare(self, progress: Progress) -> None:
+        super().prepare(progress)
+        self.passes = 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == FIRST and batch["x"].device == DEVICE:
+            raise torch.OutOfMemoryError("GPU out of memory")
+        return super().loss(model, batch)
+
+
 class Careless(Text):
     """Looks at its loss, and overwrites what is still being copied to the device."""
 
@@ -122,9 +136,16 @@ class Careless(Text):
         return loss
 
 
-def count(workers: int, is_careless: bool, compares: bool, **options: Any) -> dict[str, Any]:
-    """Return what all members' steps asked for, by kind and place, and whether they end as on the CPU, if asked."""
-    task = Careless if is_careless else Text
+TASKS = {task.__name__: task for task in (Text, Careless, Hungry)}
+
+
+def count(workers: int, task_name: str, compares: bool, free: int, **options: Any) -> dict[str, Any]:
+    """Return what all members' steps asked for, by kind and place, and whether they end as on the CPU, if asked.
+
+    Args:
+        free: bytes of the device that nobody has.
+    """
+    task, counts.free = TASKS[task_name], free
     on_cpu = trained(task, workers, CPU, **options) if compares else None
     weights = trained(task, workers, DEVICE, **options)
     return {"weights": weights.numel(), "same": on_cpu is None or torch.equal(on_cpu, weights), **counts.report()}

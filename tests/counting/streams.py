@@ -21,6 +21,9 @@ _OURS = (f"{_ROOT / 'training'}/", str(Path(__file__).with_name("steps.py")))
 class Counts:
     """What was asked of the device since :meth:`begin`, by place: a file of Muster and its line."""
 
+    free = 1 << 40
+    """Bytes of the device that nobody has."""
+
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the end of a tensor may come at any moment
         self._counting = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from training.exchange import staging
-from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, EncodedVector, all_finite, codec_by_name, roundtrip
 
 BOUNDARIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 SPECIAL = [
@@ -112,20 +113,27 @@ def test_a_number_that_is_none_is_found_anywhere(bits: list[int], place: int, ba
             codec_by_name(name).encode(broken)
 
 
+def fetched(values: torch.Tensor, name: str) -> torch.Tensor | EncodedVector:
+    """Return what a device hands to the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "is_asynchronous", lambda device: True)
+        patch.setattr(staging, "wait_for_device", lambda device: None)
+        return staging.fetch(values, codec_by_name(name))
+
+
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.25"])
 @given(bits=vectors)
 @example(bits=SPECIAL)
 def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int]) -> None:
-    """A device encodes by itself, and what is decoded of that is encoded again."""
     values, codec = from_bits(bits), codec_by_name(name)
     if not codec.carries(values):
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "is_asynchronous", lambda device: True)
-        patch.setattr(staging, "wait_for_device", lambda device: None)
-        there = staging.fetch_as_decoded(values, codec)
-    assert torch.equal(codec.encode(there), codec.encode(values))
-    if codec.works_on_devices:
+    there = fetched(values, name)
+    if isinstance(there, torch.Tensor):
+        assert codec.exact or not codec.works_on_devices
+        assert torch.equal(there, values)
+    else:
+        assert torch.equal(there.read(0, len(bits)), codec.encode(values))
         assert torch.equal(staging.decoded_on_device(values, codec), roundtrip(codec, values))
 
 
@@ -134,9 +142,42 @@ def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int])
 def test_what_cannot_be_carried_is_not_lost_on_its_way_from_a_device(
     name: str, bits: list[int], place: int, bad: int
 ) -> None:
-    codec = codec_by_name(name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "is_asynchronous", lambda device: True)
-        patch.setattr(staging, "wait_for_device", lambda device: None)
-        there = staging.fetch_as_decoded(from_bits([*bits[:place], bad, *bits[place:]]), codec)
-    assert not codec.carries(there)
+    values = from_bits([*bits[:place], bad, *bits[place:]])
+    there = fetched(values, name)
+    assert isinstance(there, torch.Tensor)
+    assert torch.equal(there.view(torch.int32), values.view(torch.int32))
+
+
+CUT = ["bf16", "fp16", "int8", "mxfp4"]
+
+
+@pytest.mark.parametrize("name", CUT)
+@given(bits=vectors, cuts=st.sets(st.integers(1, 4)))
+def test_a_piece_of_an_encoded_vector_has_the_bytes_that_it_has_alone(
+    name: str, bits: list[int], cuts: set[int]
+) -> None:
+    values, codec = from_bits(bits), codec_by_name(name)
+    if not codec.carries(values):
+        return
+    whole, size = EncodedVector(codec, len(bits), torch.device("cpu")), len(bits)
+    whole.write(0, size, codec.encode(values))
+    joined = whole.empty_like()
+    bounds = sorted({0, size, *(32 * cut for cut in cuts if 32 * cut < size)})
+    for start, stop in itertools.pairwise(bounds):
+        assert torch.equal(whole.read(start, stop), codec.encode(values[start:stop]))
+        joined.write(start, stop, codec.encode(values[start:stop]))
+    expected = codec.decode(codec.encode(values), size)
+    assert torch.equal(joined.decode().view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_no_piece_is_refused(name: str) -> None:
+    codec, values = codec_by_name(name), torch.ones(64)
+    vector = EncodedVector(codec, 70, torch.device("cpu"))
+    with pytest.raises(ValueError, match=name):
+        vector.write(0, 64, codec.encode(values)[1:])
+    if codec.block > 1:
+        with pytest.raises(ValueError, match="is no piece of whole blocks"):
+            vector.write(0, 33, codec.encode(values[:33]))
+        with pytest.raises(ValueError, match="impossible"):
+            vector.write(0, 64, torch.zeros_like(codec.encode(values)))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.exchange.base import Contribution, ExchangeError
-from training.exchange.codecs import codec_by_name
+from training.exchange.codecs import EncodedVector, codec_by_name
 from training.exchange.mean.mesh_operations import MeshGather, MeshMean, Meter
 from training.exchange.mean.operation_log import OperationLog
 from training.exchange.mean.outcomes import OperationResult, apply_outcome
@@ -102,15 +102,17 @@ def test_any_bytes_are_an_outcome_or_refused(data: bytes) -> None:
     members=st.sets(st.integers(0, 20), min_size=1, max_size=9),
     cuts=st.lists(st.integers(-1, 70), max_size=3),
     message=st.binary(max_size=300),
+    is_encoded=st.booleans(),
 )
 def test_any_outcome_is_that_of_a_mean_or_refused(
-    codec_name: str, members: set[int], cuts: list[int], message: bytes
+    codec_name: str, members: set[int], cuts: list[int], message: bytes, is_encoded: bool
 ) -> None:
     own = Contribution("x:1", torch.ones(64), 1.0, codec_by_name(codec_name), b"\1")
+    into = EncodedVector(own.codec, 64, torch.device("cpu")) if is_encoded and own.codec.planes(1) else None
     bounds = [0, *cuts, 64]
     parts = tuple((a, b, memoryview(bytearray(message))) for a, b in itertools.pairwise(bounds))
     try:
-        result = apply_outcome(own, 0, OperationResult(tuple(sorted(members)), parts))
+        result = apply_outcome(own, 0, OperationResult(tuple(sorted(members)), parts), into=into)
     except ExchangeError:
         return
     assert result.mean.shape == (64,) and len(result.flags) == 1 and 0.0 <= result.weight < float("inf")

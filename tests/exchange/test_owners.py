@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from stream_reference import contribution, stream_means
 from test_mesh import PATIENCE, Group
 
 from training.exchange.base import Contribution, MeanResult
-from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, EncodedVector, chunk_bounds, codec_by_name, roundtrip
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
@@ -50,13 +51,19 @@ def means(
     flags: list[bytes] | None = None,
     stream: str = "",
     residuals: list[MeanResiduals] | None = None,
+    encoded: Sequence[int] = (),
 ) -> list[MeanResult]:
-    """By owners, or without shards in one round."""
+    """By owners, or without shards in one round; the vectors of the ranks ``encoded`` come from devices."""
     kept = residuals or [MeanResiduals() for _ in three]
     own = [
         Contribution("name:1", vector.clone(), weight, codec_by_name(codec), flag, stream).checked()
         for vector, weight, flag in zip(vectors, weights, flags or [b""] * len(vectors))
     ]
+    for rank in encoded:
+        vector = EncodedVector(own[rank].codec, own[rank].elements, torch.device("cpu"))
+        vector.write(0, vector.elements, vector.codec.encode(vectors[rank]))
+        own[rank] = replace(own[rank], values=torch.empty(0), vector=vector)
+    into = [None if one.vector is None else one.vector.empty_like() for one in own]
     if shards is None:
         shared = [OneRoundMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
         number = three[0].started + 1
@@ -65,11 +72,15 @@ def means(
             for mesh, one in zip(three, shared)
         ]:
             operation.wait(PATIENCE)
-        return [one.complete(one.outcome()) for one in shared]
+        return [_decoded(one.complete(one.outcome(), mean), mean) for one, mean in zip(shared, into)]
     reductions = [OwnedMean(mesh, one, left, shards) for mesh, one, left in zip(three, own, kept)]
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
-    return [reduction.complete(reduction.outcome()) for reduction in reductions]
+    return [_decoded(one.complete(one.outcome(), mean), mean) for one, mean in zip(reductions, into)]
+
+
+def _decoded(result: MeanResult, encoded: EncodedVector | None) -> MeanResult:
+    return result if encoded is None else replace(result, mean=encoded.decode())
 
 
 def reference(vectors: list[torch.Tensor], codec: str, weights: list[float]) -> torch.Tensor:
@@ -96,6 +107,20 @@ def test_bits_are_the_references_for_every_choice_of_shards(three: list[Mesh], c
         for result in means(three, vectors, codec, weights, shards):
             assert torch.equal(result.mean, right)
             assert (result.weight, result.members, result.included) == (3.5, (0, 1, 2), True)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "mxfp4", "int8"])
+@pytest.mark.parametrize("elements", [1, 1000, 700_003])
+@pytest.mark.parametrize("stream", ["", "s"])
+def test_what_a_device_has_encoded_gives_the_same_bits(
+    three: list[Mesh], codec: str, elements: int, stream: str
+) -> None:
+    vectors, weights = [values_of(rank, elements) for rank in range(3)], [1.0, 0.5, 2.5]
+    for shards in [SHARES[0]] if stream or elements > CHUNK_ELEMENTS else [SHARES[0], None]:
+        plain = means(three, vectors, codec, weights, shards, stream=stream)
+        for result in means(three, vectors, codec, weights, shards, stream=stream, encoded=(0, 2)):
+            assert torch.equal(result.mean, plain[0].mean)
+            assert (result.weight, result.members, result.included) == (4.0, (0, 1, 2), True)
 
 
 @given(

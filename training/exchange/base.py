@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from training.lazy import torch
 
 if TYPE_CHECKING:
-    from training.exchange.codecs import Codec
+    from training.exchange.codecs import Codec, EncodedVector
     from training.exchange.halting import Halting
     from training.exchange.residuals import Residual
 
@@ -98,10 +98,17 @@ class Contribution:
     """Whether the values are numbers that the codec can carry; if not, values, weight and flags are zero."""
     is_borrowed: bool = False
     """Whether the values are the caller's, who waits for the mean: they must not be written."""
+    vector: EncodedVector | None = None
+    """The values as a device has encoded them, if it has: :attr:`values` are empty then."""
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return self.values.numel() if self.vector is None else self.vector.elements
 
     def checked(self, is_finite: bool | None = None) -> Contribution:
         """Return the contribution as it is sent; ``is_finite``, if already known, saves the check."""
-        if self.codec.carries(self.values) if is_finite is None else is_finite:
+        if self.vector is not None or (self.codec.carries(self.values) if is_finite is None else is_finite):
             return self
         return replace(
             self, values=torch.zeros_like(self.values), weight=0.0, flags=bytes(len(self.flags)), is_finite=False
@@ -178,6 +185,8 @@ class Exchange(ABC):
     engine: str
     shares_process: ClassVar[bool] = False
     """Whether other members take turns with this one in its process, so that nothing may run in the background."""
+    sends_encoded: bool = False
+    """Whether a vector that is encoded already is sent as it is; else it is decoded, and encoded again."""
     rank: int
     traffic: Traffic
     operations: int = 0
@@ -211,7 +220,7 @@ class Exchange(ABC):
     def start_mean(
         self,
         name: str,
-        values: torch.Tensor,
+        values: torch.Tensor | EncodedVector,
         weight: float,
         codec: Codec,
         flags: bytes = b"",
@@ -223,6 +232,7 @@ class Exchange(ABC):
         The contribution is copied before this returns, so ``values`` may be overwritten at once.
 
         Args:
+            values: a vector that ``codec`` has encoded is not copied; its mean is fp32, where that is wanted.
             weight: 0 or more; a member with weight 0 still takes part and gets the result.
             flags: a few bytes that travel with the values, unchanged; the same number on all members, at most
                 :data:`MAX_FLAGS`.
@@ -237,7 +247,10 @@ class Exchange(ABC):
             ValueError: this member is not in ``members``.
         """
         name, group = self._next_operation(name, members)
-        return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group))
+        vector: EncodedVector | None = None
+        if not isinstance(values, torch.Tensor):
+            vector, values = (values, torch.empty(0)) if self.sends_encoded else (None, values.decode())
+        return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group, vector=vector))
 
     def start_gather(
         self, name: str, payload: bytes, members: Collection[int] | None = None

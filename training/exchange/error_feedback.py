@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training.exchange.base import Exchange, MeanResult
-from training.exchange.codecs import Codec, roundtrip
+from training.exchange.codecs import Codec, EncodedVector, roundtrip
 from training.exchange.residuals import Residual
-from training.exchange.staging import decoded_on_device, fetch_as_decoded, is_asynchronous, to_device
+from training.exchange.staging import decoded_on_device, is_asynchronous, to_device, to_host
 from training.lazy import torch
 
 
@@ -36,14 +36,19 @@ class ErrorFeedback:
         """Add the residual to ``values`` in place and return them: the vector to send."""
         return values if self.residual is None else values.add_(to_device(self.residual, values.device))
 
-    def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
+    def settle(self, sent: torch.Tensor | EncodedVector, weight: float, result: MeanResult) -> None:
         """Keep the part of ``sent`` that is not in the mean, according to the mean's result.
 
         Args:
-            sent: what :meth:`compensate` returned.
+            sent: what :meth:`compensate` returned; encoded, where what the codec drops is not kept.
         """
         if not result.is_finite:
             return  # the residual stays as it was
+        if not isinstance(sent, torch.Tensor):
+            if weight and not result.left_out:
+                self.residual = None
+                return
+            sent = sent.decode()
         if weight == 0.0:
             self.residual = sent
             return
@@ -62,7 +67,7 @@ class ErrorFeedback:
             return roundtrip(self._codec, sent)
         if self._codec.works_on_devices:
             return decoded_on_device(sent, self._codec)
-        return to_device(roundtrip(self._codec, fetch_as_decoded(sent, self._codec)), sent.device)
+        return to_device(roundtrip(self._codec, to_host([sent], torch.float32)), sent.device)
 
     def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:
         """Return the residuals for a snapshot: this member's own, and the one it keeps as an owner of means.

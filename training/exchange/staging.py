@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from training.exchange.codecs import CastCodec, Codec
+from training.exchange.codecs import CastCodec, Codec, EncodedVector
 from training.lazy import torch
 
 _CODED_AT_ONCE = 1 << 22
@@ -21,6 +21,13 @@ multiple of every block."""
 def is_asynchronous(device: torch.device) -> bool:
     """Return whether a device works asynchronously to the host, copies included."""
     return device.type not in ("cpu", "mps", "meta")
+
+
+def free_memory_of(device: torch.device) -> int:
+    """Return the bytes of an asynchronous device that nobody has; what torch has taken for its tensors, and keeps for
+    more, is not among them. 0: not known."""
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return int(ask(device)[0]) if ask is not None else 0
 
 
 def common_async_device(tensors: Sequence[torch.Tensor]) -> torch.device | None:
@@ -36,6 +43,11 @@ def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError:
         return torch.empty(elements, dtype=dtype, device="cpu")
+
+
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Return :func:`pinned` memory of so many bytes."""
+    return pinned(size, torch.uint8)
 
 
 def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -62,30 +74,50 @@ def wait_for_device(device: torch.device) -> None:
         torch.get_device_module(device).current_stream(device).record_event().synchronize()
 
 
-def fetch_as_decoded(values: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Return flat fp32 ``values`` of a device on the host, as other members will decode them; values that ``codec``
-    cannot carry are unchanged.
+def fetch(values: torch.Tensor, codec: Codec, device: torch.device | None = None) -> torch.Tensor | EncodedVector:
+    """Return flat fp32 ``values`` of a device on the host: encoded by an asynchronous device, if the codec can do that
+    there and all values can be carried, else as they are.
 
-    An asynchronous device encodes them, if the codec can do that there, so that less is copied.
+    Args:
+        device: where the mean is wanted; default: where the values are.
     """
-    cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
-    encoded = [codec.encode_on_device(values[start : start + _CODED_AT_ONCE]) for start in cuts]
-    coded = [piece for piece in encoded if piece is not None]
-    if not coded:
+    if not is_asynchronous(values.device) or codec.exact or not (codec.works_on_devices and codec.planes(1)):
         return to_host([values], torch.float32)
-    data, host, at = to_host(coded, torch.uint8), pinned(values.numel(), torch.float32), 0
-    try:
-        for start, piece in zip(cuts, coded, strict=True):
-            codec.decode_into(data[at : at + piece.numel()], host[start : start + _CODED_AT_ONCE])
-            at += piece.numel()
-    except ValueError:  # not all values are finite
-        return to_host([values], torch.float32)
-    return host
+    encoded = EncodedVector(codec, values.numel(), device or values.device, pinned_bytes)
+    for start in range(0, values.numel(), _CODED_AT_ONCE):
+        stop = min(start + _CODED_AT_ONCE, values.numel())
+        data = codec.encode_on_device(values[start:stop])
+        assert data is not None, codec.name
+        pieces = torch.split(data, list(codec.planes(stop - start)))
+        for target, piece in zip(encoded.parts(start, stop), pieces, strict=True):
+            target.copy_(piece, non_blocking=True)
+    wait_for_device(values.device)
+    return encoded if codec.carried(encoded.planes) else to_host([values], torch.float32)
+
+
+def decoded_there(encoded: EncodedVector) -> torch.Tensor:
+    """Return a vector decoded, flat fp32 on the device where it is wanted; the host does not wait for that."""
+    device, codec = encoded.device, encoded.codec
+    if not is_asynchronous(device):
+        return encoded.decode().to(device)
+    planes = [to_device(plane, device) for plane in encoded.planes]
+
+    def piece(start: int) -> torch.Tensor:
+        stop = min(start + _CODED_AT_ONCE, encoded.elements)
+        parts = encoded.parts(start, stop, planes)
+        return codec.decode_on_device(parts[0] if len(parts) == 1 else torch.cat(parts), stop - start)
+
+    if encoded.elements <= _CODED_AT_ONCE:
+        return piece(0)
+    result = torch.empty(encoded.elements, device=device)
+    for start in range(0, encoded.elements, _CODED_AT_ONCE):
+        result[start : start + _CODED_AT_ONCE] = piece(start)
+    return result
 
 
 def decoded_on_device(values: torch.Tensor, codec: Codec) -> torch.Tensor:
     """Return what other members decode of flat fp32 ``values``, on their asynchronous device and without waiting for
-    it: what :func:`fetch_as_decoded` fetches. ``codec`` works on devices."""
+    it. ``codec`` works on devices."""
     result = torch.empty_like(values)
     for start in range(0, values.numel(), _CODED_AT_ONCE):
         piece = values[start : start + _CODED_AT_ONCE]
@@ -115,6 +147,13 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a host tensor on ``device``, copied asynchronously where that is possible. The host tensor must not change
     until the host has waited for the device."""
     return device_accessible(values, device).to(device, non_blocking=is_asynchronous(device))
+
+
+def moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a flat fp32 vector on an asynchronous device or the host; itself, if it is there."""
+    if values.device == device:
+        return values
+    return to_device(values, device) if is_asynchronous(device) else to_host([values], torch.float32)
 
 
 def device_accessible(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -59,6 +59,7 @@ class ColumnExchange(Exchange):
         self._members = {process: member for member, process in enumerate(processes)}
         self._agreed = self._of(process for process in mesh.members if process in self._members)
         self.engine, self.rank, self.traffic = mesh.engine, self._members[mesh.rank], mesh.traffic
+        self.sends_encoded = mesh.sends_encoded
 
     @property
     def members(self) -> tuple[int, ...]:

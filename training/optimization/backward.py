@@ -77,7 +77,8 @@ class Backward:
             return losses
         except Exception as error:  # running out of memory, or a compiler that fails; all else is raised
             if is_out_of_memory(error):
-                self._halve(len(batches.indices[len(losses)]), error, warn)
+                if not strategy.release_memory():
+                    self._halve(len(batches.indices[len(losses)]), error, warn)
             elif self._compiled is None or not self._compiled.give_up(error, warn):
                 raise
         self._model.zero_grad(set_to_none=True)  # and the traceback, which held the activations, is gone

@@ -279,6 +279,11 @@ class Strategy(metaclass=_StrategyType):
         What was sent already holds complete gradients of this step, and stays valid.
         """
 
+    def release_memory(self) -> bool:
+        """Move to the host what does not have to be on the device, as a pass ran out of memory there; return whether
+        there was anything."""
+        return False
+
     def gradients(self) -> None:
         """Make ``p.grad`` final; called before the optimizer, and before clipping unless :attr:`replaces_optimizer`."""
 

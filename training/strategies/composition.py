@@ -145,6 +145,9 @@ class Composition(Strategy):
         for component in self._components:
             component.restart_backward()
 
+    def release_memory(self) -> bool:
+        return sum(component.release_memory() for component in self._components) > 0
+
     def gradients(self) -> None:
         for component in self._components:
             component.gradients()

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec, all_finite
+from training.exchange.codecs.encoded import EncodedVector
 from training.exchange.codecs.registry import codec_by_name, example_codecs, load
 from training.exchange.codecs.sparsification import SparseCodec
 from training.lazy import torch
@@ -28,6 +29,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "CastCodec",
     "Codec",
+    "EncodedVector",
     "SparseCodec",
     "all_finite",
     "chunk_bounds",

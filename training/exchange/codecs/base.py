@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -68,6 +68,27 @@ class Codec(ABC):
             data: as :meth:`encode_on_device` returned it; of values that cannot be carried the result is arbitrary.
         """
         raise NotImplementedError(f"{self.name} decodes on the host only")
+
+    def planes(self, elements: int) -> tuple[int, ...]:
+        """Return the bytes of the planes that the encoded form of ``elements`` values consists of, one behind another.
+
+        A piece from one multiple of the block to another has the same bytes alone as in the planes of the vector.
+        Empty: the encoded form cannot be cut.
+        """
+        return ()
+
+    def cut(self, data: torch.Tensor, elements: int) -> list[torch.Tensor]:
+        """Return the planes of encoded ``data``, as views.
+
+        Raises:
+            ValueError: :meth:`decode` would not accept them.
+        """
+        check_length(self, data, self.max_encoded_bytes(elements))
+        return list(torch.split(data, list(self.planes(elements))))
+
+    def carried(self, planes: Sequence[torch.Tensor]) -> bool:
+        """Return whether values that :meth:`encode_on_device` has encoded, as planes on the host, are all finite."""
+        raise NotImplementedError(f"{self.name} cannot be cut")
 
     def carries(self, values: torch.Tensor) -> bool:
         """Return whether all of flat fp32 ``values`` arrive as finite numbers: none is NaN, infinity, or beyond the
@@ -148,6 +169,12 @@ class CastCodec(Codec):
 
     def decode_on_device(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         return data.view(self.dtype).to(torch.float32)
+
+    def planes(self, elements: int) -> tuple[int, ...]:
+        return (elements * self._width,)
+
+    def carried(self, planes: Sequence[torch.Tensor]) -> bool:
+        return _within(planes[0].view(self.dtype), math.inf)
 
     def encode_into(self, values: torch.Tensor, buffer: torch.Tensor) -> int:
         size = self.max_encoded_bytes(values.numel())

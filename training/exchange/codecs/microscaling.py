@@ -9,11 +9,11 @@ largest magnitude is below about 2^-119 (int8) or 2^-123 (mxfp4) lose precision 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
-from training.exchange.codecs.base import Codec, check_length
+from training.exchange.codecs.base import Codec
 from training.exchange.codecs.registry import register
 from training.lazy import nn, torch
 
@@ -74,14 +74,22 @@ class _BlockCodec(Codec):
         return torch.cat([scales, packed.view(-1)[: self._packed_bytes(elements)]])
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
-        check_length(self, data, self.max_encoded_bytes(elements))
-        blocks = -(-elements // BLOCK)
-        scales, packed = data[:blocks], data[blocks:]
-        largest = _TOP_EXPONENT - self.element_exponent
-        if blocks and not (self.smallest_scale <= int(scales.min()) and int(scales.max()) <= largest):
-            raise ValueError(f"{self.name}: impossible scale")
-        self._check(packed)
+        scales, packed = self.cut(data, elements)
         return self._scaled_back(scales, packed, elements)
+
+    def planes(self, elements: int) -> tuple[int, ...]:
+        return -(-elements // BLOCK), self._packed_bytes(elements)
+
+    def cut(self, data: torch.Tensor, elements: int) -> list[torch.Tensor]:
+        planes = super().cut(data, elements)
+        if not self.carried(planes):
+            raise ValueError(f"{self.name}: impossible scale")
+        self._check(planes[1])
+        return planes
+
+    def carried(self, planes: Sequence[torch.Tensor]) -> bool:
+        scales, largest = planes[0], _TOP_EXPONENT - self.element_exponent
+        return not scales.numel() or (self.smallest_scale <= int(scales.min()) and int(scales.max()) <= largest)
 
     def decode_on_device(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         blocks = -(-elements // BLOCK)
@@ -93,7 +101,7 @@ class _BlockCodec(Codec):
         return padded.view(-1)[:elements]
 
     def max_encoded_bytes(self, elements: int) -> int:
-        return -(-elements // BLOCK) + self._packed_bytes(elements)
+        return sum(self.planes(elements))
 
     @abstractmethod
     def _packed_bytes(self, elements: int) -> int: ...

@@ -50,7 +50,7 @@ class MeshMember(Exchange):
         BadInput: unreadable certificates.
     """
 
-    engine, mesh_kind = "mesh", Mesh
+    engine, mesh_kind, sends_encoded = "mesh", Mesh, True
     halting: Halting
 
     def __init__(self, joining: JoinConfig) -> None:

@@ -23,6 +23,7 @@ from training.exchange.base import (
     MeanResult,
     Traffic,
 )
+from training.exchange.codecs import EncodedVector
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.outcomes import (
@@ -37,7 +38,7 @@ from training.exchange.mean.owners import OneRoundMean, OwnedMean, shards_of, ta
 from training.exchange.mean.reduction import BufferPool
 from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.residuals import MeanResiduals
-from training.exchange.staging import to_device
+from training.exchange.staging import decoded_there, to_device
 from training.exchange.untimed import this_thread
 
 R = TypeVar("R")
@@ -205,8 +206,10 @@ class MeshMean(MeshOperation[MeanResult]):
         name, values = contribution.name, contribution.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
+        self._device = values.device if contribution.vector is None else contribution.vector.device
         self.contribution = copy_contribution(contribution, buffer_pool or BufferPool(), borrows)
-        self._device = values.device
+        self._encoded: EncodedVector | None = None
+        """The mean as it arrived, of a contribution that a device has encoded."""
         self._residuals = residuals
         self._shards = shards
         self._reduction: OwnedMean | OneRoundMean | None = None
@@ -233,27 +236,34 @@ class MeshMean(MeshOperation[MeanResult]):
 
     def complete(self) -> OperationResult:
         assert self._reduction is not None
-        outcome = replace(self._reduction.outcome(), group=self.group)
-        self._end(self._reduction.complete(outcome))
+        outcome, into = replace(self._reduction.outcome(), group=self.group), self._empty_mean()
+        self._end(self._reduction.complete(outcome, into), into)
         return outcome
+
+    def _empty_mean(self) -> EncodedVector | None:
+        """Return what takes the mean as it is encoded; ``None``: it is decoded as it arrives."""
+        vector = self.contribution.vector
+        return None if vector is None else vector.empty_like()
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
         fresh = replace(
             self.contribution, values=torch.empty_like(self.contribution.values)
         )  # an invalid outcome must not overwrite the contribution
-        value = apply_outcome(fresh, rank, outcome)
+        value = apply_outcome(fresh, rank, outcome, into=(into := self._empty_mean()))
         if self._reduction is not None and rank in outcome.members:
             self._reduction.encoder.settle()
-        self._end(value)
+        self._end(value, into)
 
-    def _end(self, value: MeanResult) -> None:
+    def _end(self, value: MeanResult, encoded: EncodedVector | None) -> None:
         """Set the result, and free what was kept to repeat the operation, however long this object is held."""
-        self._value, self._reduction = value, None
-        self.contribution = replace(self.contribution, values=torch.empty(0))
+        self._value, self._encoded, self._reduction = value, encoded, None
+        self.contribution = replace(self.contribution, values=torch.empty(0), vector=None)
 
     def _result(self) -> MeanResult:
         result = super()._result()
-        if self._device.type != "cpu":
+        if self._encoded is not None:
+            result = replace(result, mean=decoded_there(self._encoded))
+        elif self._device.type != "cpu":
             result = replace(result, mean=to_device(result.mean, self._device))
         return result
 

@@ -15,9 +15,9 @@ import torch
 
 from profiles.quantities import figure_text
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
-from training.exchange.codecs import CHUNK_ELEMENTS
+from training.exchange.codecs import CHUNK_ELEMENTS, EncodedVector
 from training.exchange.mean.reduction import BufferPool
-from training.exchange.staging import fetch_as_decoded
+from training.exchange.staging import fetch
 
 OUTCOME = struct.Struct("<d")
 """Sum of the weights in a piece; bit masks of the contributing and the refused ranks follow, then the flags."""
@@ -25,11 +25,16 @@ _MAX_NAME = 40
 
 
 def copy_contribution(contribution: Contribution, buffer_pool: BufferPool, borrows: bool = False) -> Contribution:
-    """Return a checked contribution whose values are copied to the CPU and belong to the operation alone; those of the
-    CPU are the caller's if it ``borrows`` them."""
+    """Return a checked contribution whose values are copied to the CPU, encoded where a device can do that, and belong
+    to the operation alone; those of the CPU are the caller's if it ``borrows`` them."""
     values, codec = contribution.values, contribution.codec
+    if contribution.vector is not None:
+        return contribution
     if values.device.type != "cpu":
-        return replace(contribution, values=fetch_as_decoded(values, codec)).checked()
+        fetched = fetch(values, codec)
+        if isinstance(fetched, EncodedVector):
+            return replace(contribution, values=torch.empty(0), vector=fetched)
+        return replace(contribution, values=fetched).checked()
     if borrows:
         return replace(contribution, values=values.detach(), is_borrowed=True).checked()
     values_copy, finite = float_buffer(buffer_pool, values.numel()), True
@@ -39,13 +44,20 @@ def copy_contribution(contribution: Contribution, buffer_pool: BufferPool, borro
     return replace(contribution, values=values_copy).checked(finite)
 
 
+def encoded_piece(contribution: Contribution, start: int, stop: int) -> torch.Tensor:
+    """Return the bytes of a piece, which begins at a multiple of the codec's block; they may be the contribution's."""
+    if contribution.vector is not None:
+        return contribution.vector.read(start, stop)
+    return contribution.codec.encode(contribution.values[start:stop])
+
+
 def describe_operation(kind: str, name: str, contribution: Contribution | None = None) -> str:
     """Describe an operation: the same text on all its members, unless they are at different ones."""
     short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
     if contribution is None:
         return f"the {kind} '{short}'"
     flags = f" with {len(contribution.flags)} bytes of flags" if contribution.flags else ""
-    return f"the {kind} '{short}' of {contribution.values.numel()} numbers as {contribution.codec.name}{flags}"
+    return f"the {kind} '{short}' of {contribution.elements} numbers as {contribution.codec.name}{flags}"
 
 
 def description_crc(description: str) -> int:
@@ -104,11 +116,18 @@ class OperationResult:
         return cls(members, pieces, group)
 
 
-def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
+def apply_outcome(
+    contribution: Contribution,
+    rank: int,
+    outcome: OperationResult,
+    decode: bool = True,
+    into: EncodedVector | None = None,
+) -> MeanResult:
     """Write the outcome of a mean over the contribution's values, and return the result for member ``rank``.
 
     Args:
         decode: ``False`` if the values are decoded already.
+        into: takes the outcome as it is encoded, in place of the values.
 
     Raises:
         ExchangeError: the outcome does not belong to such a contribution.
@@ -117,12 +136,10 @@ def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResul
     mask = -(-len(outcome.members) // 8)
     for number, (start, stop, message) in enumerate(outcome.pieces):
         split = len(message) - OUTCOME.size - 2 * mask - len(contribution.flags)
-        if split < 0 or start != at or not start <= stop <= contribution.values.numel():
-            raise ExchangeError(
-                f"the outcome of '{contribution.name}' is not one of {contribution.values.numel()} values"
-            )
-        if stop > start and decode:
-            decode_outcome(contribution, message[:split], contribution.values[start:stop])
+        if split < 0 or start != at or not start <= stop <= contribution.elements:
+            raise ExchangeError(f"the outcome of '{contribution.name}' is not one of {contribution.elements} values")
+        if stop > start and (decode or into is not None):
+            decode_outcome(contribution, message[:split], start, stop, contribution.values if into is None else into)
         masks = bytes(message[split + OUTCOME.size :])
         refused |= _ranks(outcome.members, masks[mask : 2 * mask])
         if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
@@ -132,8 +149,8 @@ def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResul
             if not 0.0 <= weight < math.inf:
                 raise ExchangeError(f"the outcome of '{contribution.name}' has the weight {figure_text(weight)}")
         at = stop
-    if at != contribution.values.numel() or not outcome.pieces:
-        raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.values.numel()} values")
+    if at != contribution.elements or not outcome.pieces:
+        raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.elements} values")
     return MeanResult(
         contribution.values,
         weight,
@@ -153,14 +170,19 @@ def outcome_tail(
     return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
 
 
-def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Tensor) -> None:
-    """Decode what an owner sent.
+def decode_outcome(
+    contribution: Contribution, data: memoryview, start: int, stop: int, into: torch.Tensor | EncodedVector
+) -> None:
+    """Write what an owner sent for a piece into a vector: decoded, unless that is encoded itself.
 
     Raises:
         ExchangeError: it is invalid.
     """
     try:
-        contribution.codec.reply.decode_into(as_tensor(data), into)
+        if isinstance(into, torch.Tensor):
+            contribution.codec.reply.decode_into(as_tensor(data), into[start:stop])
+        else:
+            into.write(start, stop, as_tensor(data))
     except (ValueError, RuntimeError, IndexError) as error:
         raise ExchangeError(f"the outcome of '{contribution.name}' cannot be decoded: {error}") from error
 

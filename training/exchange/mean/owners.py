@@ -24,7 +24,7 @@ import torch
 
 from profiles.quantities import figure_text
 from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, combine_flags, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, is_short
+from training.exchange.codecs import CHUNK_ELEMENTS, EncodedVector, is_short
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.outcomes import (
@@ -34,6 +34,7 @@ from training.exchange.mean.outcomes import (
     decode_outcome,
     describe_operation,
     description_crc,
+    encoded_piece,
     float_buffer,
     outcome_tail,
 )
@@ -201,7 +202,7 @@ class OwnedMean(_MeanBase, Reduction):
         self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, shards: Mapping[int, float]
     ) -> None:
         super().__init__(mesh, contribution, residuals, sorted(shards))
-        elements = contribution.values.numel()
+        elements = contribution.elements
         self._bounds = shard_bounds(elements, shards, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
         pieces = _PIECES if len(set(shards.values())) == 1 else _PIECES_OF_UNEQUAL
@@ -222,7 +223,7 @@ class OwnedMean(_MeanBase, Reduction):
         self._result: torch.Tensor | None = None
         """The mean as far as it is known, allocated with its first piece, since other operations may precede this one.
         For long vectors it is written over the contribution at the end instead, to save memory."""
-        self._decodes_at_once = contribution.is_borrowed or 4 * elements <= AT_ONCE
+        self._decodes_at_once = contribution.vector is None and (contribution.is_borrowed or 4 * elements <= AT_ONCE)
         self._lock = threading.Lock()
 
     def outcome(self) -> OperationResult:
@@ -230,11 +231,11 @@ class OwnedMean(_MeanBase, Reduction):
         pieces = ((*self._piece(*key), self._outcomes[key]) for key in sorted(self._outcomes))
         return OperationResult(self.members, tuple(pieces))
 
-    def complete(self, outcome: OperationResult) -> MeanResult:
-        """Return the mean; call it when the operation is complete."""
+    def complete(self, outcome: OperationResult, into: EncodedVector | None = None) -> MeanResult:
+        """Return the mean; call it when the operation is complete. ``into`` takes it encoded."""
         self.encoder.settle()
         contribution = self._contribution if self._result is None else replace(self._contribution, values=self._result)
-        return apply_outcome(contribution, self._mesh.rank, outcome, decode=self._result is None)
+        return apply_outcome(contribution, self._mesh.rank, outcome, decode=self._result is None, into=into)
 
     # --------------------------------------------------------------------------------------------------- contributions
 
@@ -244,7 +245,7 @@ class OwnedMean(_MeanBase, Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return self._codec.encode(self._contribution.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
+        return encoded_piece(self._contribution, start, stop) if stop > start else as_tensor(memoryview(b""))
 
     def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
         data = self._encoded(owner, piece).numpy().data
@@ -289,10 +290,9 @@ class OwnedMean(_MeanBase, Reduction):
         if self._decodes_at_once and stop > start:  # while it is in the cache
             with self._lock:
                 if self._result is None:
-                    self._result = float_buffer(self._mesh.buffer_pool, self._contribution.values.numel())
-            decode_outcome(
-                self._contribution, message[: max(size - self._outcome_tail_bytes, 0)], self._result[start:stop]
-            )
+                    self._result = float_buffer(self._mesh.buffer_pool, self._contribution.elements)
+            data = message[: max(size - self._outcome_tail_bytes, 0)]
+            decode_outcome(self._contribution, data, start, stop, self._result)
 
 
 class OneRoundMean(_MeanBase):
@@ -306,14 +306,21 @@ class OneRoundMean(_MeanBase):
         self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, members: Sequence[int]
     ) -> None:
         super().__init__(mesh, contribution, residuals, members)
-        self._elements = contribution.values.numel()
+        self._elements = contribution.elements
         size = self._codec.max_encoded_bytes(self._elements) if self._elements else 0
         self.message = mesh.buffer_pool.take(size + len(self._tail))
-        encoded = self._codec.encode_into(contribution.values, as_tensor(self.message)) if self._elements else 0
+        encoded = self._encode_into(as_tensor(self.message)) if self._elements else 0
         self.message[encoded : encoded + len(self._tail)] = self._tail
         self.message = self.message[: encoded + len(self._tail)]
         self.buffers = {peer: mesh.buffer_pool.take(size + len(self._tail)) for peer in self.peers}
         self._decoded = {mesh.rank: self._decode(mesh.rank, self.message[:encoded], self._elements)}
+
+    def _encode_into(self, buffer: torch.Tensor) -> int:
+        if self._contribution.vector is None:
+            return self._codec.encode_into(self._contribution.values, buffer)
+        data = self._contribution.vector.read(0, self._elements)
+        buffer[: data.numel()] = data
+        return data.numel()
 
     def note_received(self, rank: int, size: int) -> None:
         """Record that a contribution of ``size`` bytes has arrived."""
@@ -327,12 +334,12 @@ class OneRoundMean(_MeanBase):
             self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, buffer)),)
         )
 
-    def complete(self, outcome: OperationResult) -> MeanResult:
-        """Return the mean."""
+    def complete(self, outcome: OperationResult, into: EncodedVector | None = None) -> MeanResult:
+        """Return the mean; ``into`` takes it encoded."""
         contribution = replace(self._contribution, values=torch.empty_like(self._contribution.values))
-        return apply_outcome(contribution, self._mesh.rank, outcome)
+        return apply_outcome(contribution, self._mesh.rank, outcome, into=into)
 
 
 def takes_one_round(contribution: Contribution, members: int) -> bool:
     """Return whether a mean goes in one round: it is short, and needs no residual, which only its owner can keep."""
-    return not contribution.stream and is_short(contribution.codec, contribution.values.numel(), members)
+    return not contribution.stream and is_short(contribution.codec, contribution.elements, members)

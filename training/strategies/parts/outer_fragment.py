@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
-from training.exchange.codecs import Codec
+from training.exchange.codecs import Codec, EncodedVector
 from training.exchange.error_feedback import ErrorFeedback
-from training.exchange.staging import common_async_device, fetch_as_decoded, is_asynchronous, to_device
+from training.exchange.staging import common_async_device, fetch, is_asynchronous, moved, to_device
 from training.lazy import torch
 from training.strategies.parts.outer_optimizers import OuterOptimizer
 from training.strategies.weights import (
@@ -40,11 +40,16 @@ class PseudoGradientMean:
         stream: stream of means for which the loss of their encoding is kept; empty: it is not kept.
     """
 
+    means_on_device: ClassVar[bool] = True
+    """Whether a mean that is wanted on a device is decoded there."""
+
     def __init__(self, exchange: Exchange, codec: Codec, stream: str) -> None:
         self.exchange, self.codec = exchange, codec
         self.feedback = ErrorFeedback(codec, exchange, stream)
+        self.mean_device = torch.device("cpu")
+        """Where the mean of deltas that a device has encoded is wanted."""
         self._pending: Pending[MeanResult] | None = None
-        self._sent: torch.Tensor | None = None
+        self._sent: torch.Tensor | EncodedVector | None = None
         self._weight = 0.0
 
     @property
@@ -54,16 +59,17 @@ class PseudoGradientMean:
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         """Start to average this member's ``delta``, flat fp32, which may be overwritten."""
-        contribution = self._sent = self.feedback.compensate(delta)
-        self._weight = weight
+        self._sent, self._weight = self.feedback.compensate(delta), weight
+        contribution: torch.Tensor | EncodedVector = delta
         if is_asynchronous(delta.device):
-            contribution = fetch_as_decoded(delta, self.codec)
+            contribution = fetch(delta, self.codec, self.mean_device if self.means_on_device else torch.device("cpu"))
             if weight and not self.feedback.stream:  # nothing is carried but what comes too late, as it was sent
                 self._sent = contribution
         self._pending = self.exchange.start_mean(name, contribution, weight, self.codec, flags, self.feedback.stream)
 
-    def wait(self) -> tuple[MeanResult, torch.Tensor]:
-        """Return the mean and this member's contribution; keep as residual what of it is not in the mean."""
+    def wait(self) -> tuple[MeanResult, torch.Tensor | EncodedVector]:
+        """Return the mean and this member's contribution, which is not encoded if it was refused; keep as residual what
+        of it is not in the mean."""
         assert self._pending is not None and self._sent is not None
         result, sent = self._pending.wait(), self._sent
         self.feedback.settle(sent, self._weight, result)
@@ -128,6 +134,8 @@ class OuterFragment:
     """Weight of this member's delta, from the samples (or tokens) and the number of steps since the last one."""
     keeps_sent_weights = True
     """Whether :attr:`sent_weights` is kept until the round is merged."""
+    before_round: Callable[[], None] = staticmethod(lambda: None)
+    """Called before a round begins."""
     carries_idle_delta = True
     """Whether the delta of a member without samples is carried into its next one. Off if a merge leaves a share of the
     local weights in place: that share would add up from round to round."""
@@ -145,7 +153,7 @@ class OuterFragment:
         self.spec, self._mean, self._outer, self._interval = spec, mean, outer, interval
         self._compares, self._warn, self._non_finite_counter = compares, warn, counter
         self.anchor = self.weights()
-        """Flat fp32 on the host; equal on all members."""
+        """Flat fp32; equal on all members."""
         self.sent_weights: torch.Tensor | None = None
         """This member's weights when the delta in flight was computed, where that was."""
         self.round, self.inner_steps = 0, 0
@@ -169,6 +177,18 @@ class OuterFragment:
     def weights(self) -> torch.Tensor:
         """Return this member's weights as a new flat fp32 vector on the host."""
         return flatten(self.spec.tensors(), torch.device("cpu"))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the anchor and the outer optimizer's state; 0: they stay on the host."""
+        is_movable = self._mean.accepts_device and self._outer.works_on_devices
+        return is_movable * 4 * self.anchor.numel() * (1 + len(self._outer.names))
+
+    def keep_on(self, device: torch.device) -> None:
+        """Keep the anchor and the outer optimizer's state on a device, or on the host, from now on."""
+        self.anchor = moved(self.anchor, device)
+        self._outer.keep_on(device)
+        self._mean.mean_device = device
 
     def weights_and_anchor(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this member's weights as a new flat fp32 vector, and the anchor on the same device.
@@ -197,6 +217,7 @@ class OuterFragment:
 
     def start_round(self) -> None:
         """Send this member's pseudo-gradient."""
+        self.before_round()
         delta, current = self._pseudo_gradient()
         norm = torch.linalg.vector_norm(delta)  # a device may still be computing it
         work, traffic = (self._tokens, self._steps), self._mean.exchange.traffic.copy()
@@ -222,7 +243,7 @@ class OuterFragment:
             current = self.weights()
             delta = self.anchor - current
         else:
-            delta = to_device(self.anchor, device)
+            delta = self.anchor.clone() if self.anchor.device == device else to_device(self.anchor, device)
             views = torch.split(delta, [tensor.numel() for tensor in tensors])
             torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
             current = flatten(tensors) if self.keeps_sent_weights else delta
@@ -239,7 +260,7 @@ class OuterFragment:
         if self._result is None:
             mean, contribution = self._mean.wait()
             non_finite = ""
-            if not mean.is_finite:
+            if not mean.is_finite and isinstance(contribution, torch.Tensor):
                 non_finite = non_finite_parameter(self.spec.names, self.spec.tensors(), contribution, self._mean.codec)
             self._result = RoundResult(
                 mean.mean, mean.members, not mean.included, hashes_differ(mean.flags), non_finite
@@ -265,10 +286,11 @@ class OuterFragment:
         result = self.wait()
         before = self._anchor_state() if result.anchors_differ else None
         self.round += 1
+        mean = moved(result.mean, self.anchor.device)
         if moves_by_mean:
-            self.anchor.sub_(result.mean)
+            self.anchor.sub_(mean)
         else:
-            self._outer.step(self.anchor, result.mean, self.round)
+            self._outer.step(self.anchor, mean, self.round)
         try:
             drift = self._restore_agreement(result)
         except ExchangeError:  # the round stays one that is not merged yet, for a snapshot too

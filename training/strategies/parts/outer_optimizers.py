@@ -1,20 +1,21 @@
 """Outer optimizers: how the averaged pseudo-gradient of a round moves the anchor.
 
-All work in place on flat fp32 vectors. Products, sums, roots and quotients stay separate operations (no fused
-multiply-add), so that members on different hardware compute the same bits.
+All work in place on flat fp32 vectors, on the host or on a device. Products, sums, roots and quotients stay separate
+operations (no fused multiply-add), so that members on different hardware compute the same bits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import field_validator, model_validator
 
 from profiles.declarations import OptionError, Section, option
 from profiles.errors import BadInput, RunFailed
 from training.exchange.codecs import all_finite
+from training.exchange.staging import moved
 from training.lazy import torch
 from training.strategies.costs import Start
 from training.tasks.user_code import call_factory, find_factory
@@ -22,6 +23,8 @@ from training.tasks.user_code import call_factory, find_factory
 MANY_ROUNDS = 100
 _TILE = 1 << 18
 """Elements a tile of an outer step, whose four vectors fit into a processor's cache."""
+_TILE_OF_A_DEVICE = 1 << 22
+"""The same for a device, where each tile costs several kernel launches."""
 _ADAM_RATE, _ADAM_MOMENTUM, _ADAM_SECOND, _ADAM_EPSILON = 0.3, 0.9, 0.99, 0.1
 """The large epsilon is what DiLoCo (arXiv 2311.08105) needed for an outer Adam; the second beta is FedAdam's."""
 
@@ -100,6 +103,8 @@ class OuterOptimizer(ABC):
 
     names: tuple[str, ...]
     """Names of its state vectors in a snapshot."""
+    works_on_devices: ClassVar[bool] = True
+    """Whether all devices compute the same bits."""
 
     def __init__(self, rate: float, momentum: float, decay: float = 0.0) -> None:
         self.rate, self.momentum, self.decay = rate, momentum, decay
@@ -108,6 +113,10 @@ class OuterOptimizer(ABC):
     def attach(self, anchor: torch.Tensor) -> None:
         """Allocate zero state for ``anchor``."""
         self._vectors = tuple(torch.zeros_like(anchor) for _ in self.names)
+
+    def keep_on(self, device: torch.device) -> None:
+        """Move the state to the device of the anchor, or to the host."""
+        self._vectors = tuple(moved(vector, device) for vector in self._vectors)
 
     @abstractmethod
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
@@ -135,11 +144,10 @@ class Nesterov(OuterOptimizer):
     names = ("momentum",)
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        scratch = torch.empty_like(anchor[:_TILE])
-        for start in range(0, anchor.numel(), _TILE):
-            anchor_tile, velocity, delta = (
-                vector[start : start + _TILE] for vector in (anchor, self._vectors[0], mean)
-            )
+        tile = _tile_of(anchor)
+        scratch = torch.empty_like(anchor[:tile])
+        for start in range(0, anchor.numel(), tile):
+            anchor_tile, velocity, delta = (vector[start : start + tile] for vector in (anchor, self._vectors[0], mean))
             velocity.mul_(self.momentum).add_(delta)
             buffer = scratch[: anchor_tile.numel()]
             anchor_tile.sub_(torch.mul(self._direction(velocity, delta, buffer), self.rate, out=buffer))
@@ -168,9 +176,10 @@ class AdamW(OuterOptimizer):
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
         beta1, beta2 = self.momentum, _ADAM_SECOND
         correction1, correction2 = 1.0 / (1.0 - _power(beta1, round_)), 1.0 / (1.0 - _power(beta2, round_))
-        for start in range(0, anchor.numel(), _TILE):
-            anchor_tile, delta = anchor[start : start + _TILE], mean[start : start + _TILE]
-            first_moment, second_moment = (vector[start : start + _TILE] for vector in self._vectors)
+        tile = _tile_of(anchor)
+        for start in range(0, anchor.numel(), tile):
+            anchor_tile, delta = anchor[start : start + tile], mean[start : start + tile]
+            first_moment, second_moment = (vector[start : start + tile] for vector in self._vectors)
             first_moment.mul_(beta1).add_(delta * (1.0 - beta1))
             second_moment.mul_(beta2).add_((delta * delta).mul_(1.0 - beta2))
             root = (second_moment * correction2).sqrt_().add_(_ADAM_EPSILON)
@@ -185,6 +194,7 @@ class UserOuterOptimizer(OuterOptimizer):
     """
 
     names = ()
+    works_on_devices: ClassVar[bool] = False
 
     def __init__(self, path: str, rate: float, momentum: float) -> None:
         super().__init__(rate, momentum)
@@ -215,6 +225,11 @@ class UserOuterOptimizer(OuterOptimizer):
 
 
 _OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": HeavyBall, "adamw": AdamW}
+
+
+def _tile_of(vector: torch.Tensor) -> int:
+    """Return the elements of a tile where a vector is."""
+    return _TILE if vector.device.type == "cpu" else _TILE_OF_A_DEVICE
 
 
 def _power(base: float, exponent: int) -> float:

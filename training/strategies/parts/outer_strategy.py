@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import Codec, codec_by_name
+from training.exchange.staging import common_async_device, free_memory_of, is_asynchronous
 from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
@@ -37,6 +38,7 @@ class OuterStrategy(Strategy):
         self._codec: Codec = codec_by_name(self.codec(context.settings))
         self._fragments: list[OuterFragment] = []
         self._rounds = self._unsent_steps = 0
+        self._has_taken_room = False
         self._reported = Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
@@ -64,7 +66,27 @@ class OuterStrategy(Strategy):
         keeps_loss = settings.error_feedback and exchange.engine != "solo" and self._codec.name != "fp32"
         mean = make_mean(exchange, self._codec, spec.name if keeps_loss else "")
         compares, warn = bool(settings.verify_interval), self.context.warn
-        return OuterFragment(spec, mean, self.make_outer(), self.interval, compares, warn, self._non_finite_counter)
+        outer = self.make_outer()
+        fragment = OuterFragment(spec, mean, outer, self.interval, compares, warn, self._non_finite_counter)
+        fragment.before_round = self._take_room
+        return fragment
+
+    def _take_room(self) -> None:
+        """Keep anchors and outer state on the device from the first round on, by when training has taken what it needs,
+        if they take at most half of what is left: no member needs them there, and longer batches may come."""
+        if self._has_taken_room:
+            return
+        self._has_taken_room, device = True, common_async_device(self._parameters)
+        state_bytes = [fragment.state_bytes for fragment in self._fragments]
+        if device is not None and all(state_bytes) and 2 * sum(state_bytes) <= free_memory_of(device):
+            for fragment in self._fragments:
+                fragment.keep_on(device)
+
+    def release_memory(self) -> bool:
+        on_device = [fragment for fragment in self._fragments if is_asynchronous(fragment.anchor.device)]
+        for fragment in on_device:
+            fragment.keep_on(torch.device("cpu"))
+        return bool(on_device)
 
     def _report(self, merged: list[tuple[OuterFragment, float | None]]) -> SyncEvent | None:
         """Return the event of the merged fragments; no byte is reported twice if their rounds overlap.

@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from training.exchange.base import Exchange, MeanResult, Pending
-from training.exchange.codecs import Codec, codec_by_name
+from training.exchange.codecs import Codec, EncodedVector, codec_by_name
 from training.lazy import torch
 from training.strategies.parts.outer_fragment import PseudoGradientMean
 
@@ -37,6 +38,8 @@ class RadialDirectional(PseudoGradientMean):
     Args:
         sizes: elements of the leading tensors that are averaged so; the rest of the vector takes the plain mean.
     """
+
+    means_on_device: ClassVar[bool] = False  # where each norm would be waited for
 
     def __init__(self, exchange: Exchange, codec: Codec, stream: str, sizes: Sequence[int]) -> None:
         super().__init__(exchange, codec, stream)
@@ -57,7 +60,7 @@ class RadialDirectional(PseudoGradientMean):
         exact = codec_by_name("fp32")
         self._norms = self.exchange.start_mean(f"{name}/norms", self._local_norms, weight, exact)
 
-    def wait(self) -> tuple[MeanResult, torch.Tensor]:
+    def wait(self) -> tuple[MeanResult, torch.Tensor | EncodedVector]:
         assert self._norms is not None
         result, sent = super().wait()
         norms = self._norms.wait().mean.tolist()
@@ -67,7 +70,7 @@ class RadialDirectional(PseudoGradientMean):
         for tensor, norm in zip(self._tensors(mean), norms, strict=True):
             length = same_norm(tensor)
             tensor.mul_(norm / length if length else 0.0)
-        return replace(result, mean=mean), self._off_the_wire(sent)
+        return replace(result, mean=mean), self._off_the_wire(sent) if isinstance(sent, torch.Tensor) else sent
 
     def _tensors(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Return a view of each tensor that is averaged by norm and direction."""
