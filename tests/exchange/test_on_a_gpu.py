@@ -7,7 +7,10 @@ import torch
 from group_members import Members
 from test_codec_bits import SPECIAL, from_bits
 
-from training.exchange.codecs import codec_by_name, roundtrip
+from training.exchange.codecs import EncodedVector, chunk_bounds, codec_by_name, roundtrip
+from training.exchange.staging import decoded_there, fetch
+from training.strategies.parts.outer_optimizers import OuterOptions
+from training.strategies.weights import weight_hash
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,6 +38,31 @@ def test_what_the_others_decode_is_known_on_the_gpu(name: str) -> None:
     codec = codec_by_name(name)
     there = roundtrip(codec, values.to(GPU))
     assert there.device == GPU and torch.equal(there.cpu(), roundtrip(codec, values))
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "mxfp4"])
+@pytest.mark.parametrize("elements", [1, 70_001, 5_000_000])
+def test_what_the_gpu_encodes_goes_to_the_wire_and_comes_back_as_it_is(name: str, elements: int) -> None:
+    values, codec = torch.randn(elements, generator=torch.Generator().manual_seed(2)), codec_by_name(name)
+    there = fetch(values.to(GPU), codec)
+    assert isinstance(there, EncodedVector) and there.device == GPU
+    for start, stop in chunk_bounds(elements):
+        assert torch.equal(there.read(start, stop), codec.encode(values[start:stop]))
+    assert torch.equal(decoded_there(there).cpu(), there.decode())
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "sgd", "adamw"])
+def test_an_outer_step_has_the_cpus_bits(optimizer: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    ends = []
+    for device in (torch.device("cpu"), GPU):
+        outer = OuterOptions(outer_optimizer=optimizer, outer_lr=0.7, outer_momentum=0.9).make_outer(3, "scratch")
+        anchor = torch.randn(300_000, generator=generator.manual_seed(4)).to(device)
+        outer.attach(anchor)
+        for round_ in (1, 2, 3):
+            outer.step(anchor, torch.randn(300_000, generator=generator.manual_seed(round_)).to(device), round_)
+        ends.append((anchor.cpu(), weight_hash(anchor)))
+    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
 
 
 WAYS = ("ddp", "fsdp2", "fsdp2_bf16", "tp", "tp_sp", "gpipe", "one_f_one_b", "interleaved")

@@ -78,7 +78,7 @@ ALONE = {
 """The model has 26 tensors. Of the launches 84 are forward and backward of a batch."""
 GROUPS = {
     "allreduce": group(2, 114, 4, 4, "allreduce", own=SMALL, beside=4),
-    "allreduce, compared": group(3, 114, 8, 4, "allreduce", own=SMALL, beside=4, options={"verify_interval": 1}),
+    "allreduce, compared": group(3, 170, 4.1, 4, "allreduce", own=SMALL, beside=4, options={"verify_interval": 1}),
     "allreduce in 16 bits": group(
         2, 122, 2, 2, "allreduce", own=SMALL, beside=4, options={"codec": "bf16"}, compares=True
     ),

@@ -14,7 +14,13 @@ from profiles.quantities import figure_text
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.codecs import Codec, all_finite, codec_by_name
 from training.exchange.mean.broadcast import broadcast
-from training.exchange.staging import device_accessible, is_asynchronous, to_host, wait_for_device
+from training.exchange.staging import (
+    common_async_device,
+    device_accessible,
+    is_asynchronous,
+    to_host,
+    wait_for_device,
+)
 from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -144,18 +150,30 @@ _ROW = 1024
 """Numbers of 64 bits that are added for a hash: two values of a row that change places go unseen."""
 
 
-def weight_hash(values: torch.Tensor) -> str:
-    """Return 16 hex digits of flat fp32 ``values`` that detect differences and resist no attack: XXH3 over the sums of
-    rows of their bits. A device that works asynchronously adds them up, so that little is copied to the host."""
-    values = values.detach().to(torch.float32).contiguous()
+def weight_hash(*tensors: torch.Tensor) -> str:
+    """Return 16 hex digits that detect differences of tensors and resist no attack: XXH3 over the sums of rows of the
+    bits of their values in fp32. A device that works asynchronously adds them up, so that little is copied to the
+    host."""
+    sums = [part for tensor in tensors for part in _row_sums(tensor.detach())]
+    if common_async_device(sums) is not None:
+        sums = [torch.cat(sums)]
+    return xxhash.xxh3_64_hexdigest(to_host(sums, torch.int64).numpy().data)
+
+
+def _row_sums(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sums of the whole rows, and of the rest, where the values are."""
+    values = values.to(torch.float32).reshape(-1).contiguous()
     if not is_asynchronous(values.device):
         values = values.to("cpu")
     if values.storage_offset() % 2:  # no number of 64 bits begins there
         values = values.clone()
-    rows, even = values.numel() // 2 // _ROW, values.numel() // 2 * 2
-    bits, last = values[:even].view(torch.int64), values[even:].view(torch.int32).to(torch.int64) & 0xFFFF_FFFF
-    sums = [bits[: rows * _ROW].view(rows, _ROW).sum(1), torch.cat([bits[rows * _ROW :], last]).sum().view(1)]
-    return xxhash.xxh3_64_hexdigest(to_host(sums, torch.int64).numpy().data)
+    even = values.numel() // 2 * 2
+    bits = values[:even].view(torch.int64)
+    whole = bits.numel() // _ROW * _ROW
+    rest = bits[whole:].sum().view(1)
+    if even < values.numel():
+        rest += values[even:].view(torch.int32).to(torch.int64) & 0xFFFF_FFFF
+    return bits[:whole].view(-1, _ROW).sum(1), rest
 
 
 MAX_NON_FINITE = 3
@@ -244,15 +262,14 @@ def sync_weights(parameters: Sequence[torch.Tensor], exchange: Exchange, name: s
     Returns:
         Their hash, the largest difference between members, and the rank they were taken from (``None``: all agreed).
     """
-    flat = flatten(parameters, torch.device("cpu"))
-    digest = weight_hash(flat)
+    digest = weight_hash(*parameters)
     hashes = exchange.gather(name, digest.encode())
     if len(set(hashes.values())) == 1:
         return digest, 0.0, None
     source = majority(hashes)
-    flat, drift = broadcast_from(source, flat, exchange, f"{name}/mend")
+    flat, drift = broadcast_from(source, flatten(parameters, torch.device("cpu")), exchange, f"{name}/mend")
     unflatten_into(parameters, flat)
-    return weight_hash(flat), drift, source
+    return weight_hash(*parameters), drift, source
 
 
 def _distance(report: bytes) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from training.exchange.codecs.base import Codec
+from training.exchange.codecs.base import CHUNK_ELEMENTS, Codec
 from training.lazy import torch
 
 
@@ -63,4 +63,8 @@ class EncodedVector:
 
     def decode(self) -> torch.Tensor:
         """Return the vector, flat fp32 on the host."""
-        return self.codec.decode(self.read(0, self.elements), self.elements)
+        values = torch.empty(self.elements, device="cpu")
+        for start in range(0, self.elements, CHUNK_ELEMENTS):
+            piece = values[start : start + CHUNK_ELEMENTS]
+            self.codec.decode_into(self.read(start, start + piece.numel()), piece)
+        return values

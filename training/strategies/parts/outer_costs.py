@@ -97,7 +97,9 @@ class OuterCosts(IntervalCosts):
             self.vectors = self.vectors + 1
 
     def device_vectors(self, error_feedback: bool) -> float:
-        """What the codec dropped; while an exchange overlaps with steps, also what was sent and the weights before."""
+        """What the codec dropped; while an exchange overlaps with steps, also what was sent and the weights before.
+
+        Anchor and outer state are there too, but only where twice their memory is free: no member needs them there."""
         overlaps = getattr(self._options, "sync_delay", 0) > 0
         return overlaps + error_feedback * (1 + overlaps)
 
