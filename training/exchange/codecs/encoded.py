@@ -63,7 +63,7 @@ class EncodedVector:
 
     def decode(self) -> torch.Tensor:
         """Return the vector, flat fp32 on the host."""
-        values = torch.empty(self.elements, device="cpu")
+        values = self._allocate(4 * self.elements).view(torch.float32)
         for start in range(0, self.elements, CHUNK_ELEMENTS):
             piece = values[start : start + CHUNK_ELEMENTS]
             self.codec.decode_into(self.read(start, start + piece.numel()), piece)
