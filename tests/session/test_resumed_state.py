@@ -14,7 +14,9 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import DataLoader, IterableDataset
 
 from profiles.errors import BadInput, RunFailed
+from training.exchange.base import SoloExchange
 from training.session.session import Session
+from training.session.untrained_weights import UntrainedWeights
 
 STEPS, SNAPSHOT, KILLED = 13, 6, 8
 Make = Callable[..., Any]
@@ -144,3 +146,8 @@ def test_a_state_that_no_snapshot_can_have_is_refused_at_once(tmp_path: Path) ->
 
     with pytest.raises(BadInput, match="state of Curriculum cannot be part of a snapshot"):
         alone_in_run(tmp_path).prepare(Curriculum())
+
+
+def test_snapshots_of_earlier_versions_know_an_untrained_tensor_by_the_same_hash() -> None:
+    weights = UntrainedWeights({"w": torch.tensor([1.0, -2.5, 0.1])}, SoloExchange())
+    assert weights.snapshot() == ({}, {"w": "844a8c331979ad64"})

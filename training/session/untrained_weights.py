@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from profiles.errors import RunFailed
 from training.exchange.base import Exchange
 from training.loop.state import persistent_buffers, prefixed, tensors_under
 from training.snapshots.snapshot_store import Snapshot
-from training.strategies.weights import flatten, sync_weights, weight_hash
+from training.strategies.weights import flatten, sync_weights
 
 _CPU = torch.device("cpu")
 _WITH_NORM = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -107,7 +108,8 @@ class UntrainedModules:
 
 
 def _hash(tensor: torch.Tensor) -> str:
-    return weight_hash(flatten([tensor], _CPU))
+    """Return 16 hex digits of XXH3 over the values in fp32: snapshots have them."""
+    return xxhash.xxh3_64_hexdigest(flatten([tensor], _CPU).numpy().data)
 
 
 def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
