@@ -12,7 +12,7 @@ with the others again; where nothing but a request brings it back, it is made. I
   written down while they trained;
 - all members that compared their weights after the same step had the same;
 - no member has a step twice or out of order, no loss is told twice, no step is nobody's;
-- no process of the run is left, here or on a host.
+- 45 seconds later no process of the run is left, here or on a host.
 
 What does not hold is printed, and the exit code is 1.
 """
@@ -80,6 +80,8 @@ _BY_ITSELF, _PATIENCE = 45.0, 180.0
 """Seconds in which a machine comes back by itself, before it is added; and in all."""
 _OPTIONS = {"allreduce": ["--verify-interval", "1"], "diloco": ["--sync-interval", "10"]}
 _TOLERANCE = 0.1
+_LEASE = 45.0
+"""Seconds after the end in which an agent that could not be reached then has ended itself."""
 
 
 class Chaos:
@@ -237,10 +239,15 @@ class Chaos:
         yield from self._in_weights()
         if self.strategy == "allreduce":
             yield from miscounted(self.counted_samples())
-        if left := [f"{host.name}: {line_of(pid)}" for host in self.hosts for pid in ours(host)]:
-            yield f"left on hosts: {left}"
-        if here := [line_of(process.pid) for process in processes_of(self.run_id)]:
-            yield f"left here: {here}"
+        begun = time.monotonic()
+        while (left := self._left()) and time.monotonic() < begun + _LEASE:
+            time.sleep(0.1)
+        self.say(f"nothing was left after {time.monotonic() - begun:.1f} s" if not left else "something is left")
+        yield from (f"left after {_LEASE:.0f} s: {line}" for line in left)
+
+    def _left(self) -> list[str]:
+        here = [f"here: {line_of(process.pid)}" for process in processes_of(self.run_id)]
+        return here + [f"{host.name}: {line_of(pid)}" for host in self.hosts for pid in ours(host)]
 
     def _in_events(self) -> Iterator[str]:
         taken = set[int]()
