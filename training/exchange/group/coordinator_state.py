@@ -168,10 +168,9 @@ class Member:
         return answers or was_interrupted, report != previous.model_copy(update={"heard": report.heard})
 
     def pass_time(self, elapsed: float, lease: float) -> bool:
-        """Let seconds pass; return whether it is lost: it is silent, or nothing reaches it although it goes on
-        reporting."""
+        """Let seconds pass; return whether it is lost: it is silent, or nothing reaches it."""
         self.silent, self.unanswered = self.silent + elapsed, self.unanswered + elapsed
-        return self.silent > lease or (self.unanswered > lease and self.silent <= _INTERRUPTED)
+        return max(self.silent, self.unanswered) > lease
 
     def still_holds(self, epoch: int) -> bool:
         """Whether it has, as far as is known, not given up the mesh of an epoch, which has ended."""
