@@ -215,6 +215,7 @@ class Chaos:
 
     def rage(self, seconds: float, kinds: Sequence[str]) -> Iterator[str]:
         """Let faults pass until the time is over or the run is; yield what went wrong."""
+        self.muster.until_step(self.run_id, 10, members=len(self.hosts))  # before that, faults end a run
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.has_ended and self.newest < 0.95 * self.steps:
             time.sleep(self.dice.uniform(0.5, 3))
