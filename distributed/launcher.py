@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from distributed.checks.lending import require_permitted
 from distributed.checks.machine_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.machine.link import MachineLink, Tell, address_towards
@@ -325,6 +326,7 @@ class DistributedLauncher:
                 require_data(self.profile, links, members, self._prepare_options.tell)
             self._phases.end("machines: checked")
             profile = fit_or_divide(self.profile, memory_budgets(self.profile, machines), self._prepare_options.tell)
+            require_permitted(machines, profile)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = updated_hosts(self._hosts, [link for link, _ in machines]).only(planned.plan.machines)
             self._phases.end("machines: planned")

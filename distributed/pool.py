@@ -28,10 +28,13 @@ from training.run.outcome import RunOutcome
 if TYPE_CHECKING:
     from torch import nn
 
+    from distributed.hosts.lending import LendClass
     from distributed.joining.share_client import OpenShare
 
 __all__ = ["Pool"]
 
+LEAST: LendClass = "friend"
+"""The strictest class of machines that train a script's own model: its code is sent to them."""
 Admit = Callable[[str], bool]
 
 
@@ -140,6 +143,7 @@ class _Invitations:
     def _invite(self) -> str:
         """Open a code, and return the address of the machine that has joined with it; empty: none has."""
         from distributed.hosts.joined import SUFFIX
+        from distributed.hosts.lending import permits
         from distributed.joining.share_client import Applicant, Joined, OpenShare, described, door_addresses
 
         with contextlib.closing(OpenShare()) as offer:
@@ -147,10 +151,14 @@ class _Invitations:
                 if self._is_closed:
                     return ""
                 self._offer = offer
-            _say(f"on another machine: python -m muster join {offer.code}")
+            _say(f"on another machine: python -m muster join {offer.code} --lend {LEAST}")
+            _say("where that machine has no box for programs, and is yours: --lend own")
             _say(f"if it does not find this computer: --at {' or '.join(door_addresses(offer)) or 'ADDRESS'}")
             for event in offer.events():
-                if isinstance(event, Applicant):
+                if isinstance(event, Applicant) and not permits(event.introduction.lend, LEAST):
+                    _say(f"{event.introduction.name} lends itself for tasks alone, and this is code: --lend {LEAST}")
+                    offer.answer(False)
+                elif isinstance(event, Applicant):
                     offer.answer(self._admit(f"{described(event.introduction)} at {event.address}"))
                 elif isinstance(event, Joined):
                     _say(f"{event.name} has joined")

@@ -137,6 +137,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "join": CommandEntry(
         ".machines.joining", "Join the computer that shares a code: it can then train on this one.", "machines"
     ),
+    "lent": CommandEntry(
+        ".machines.joining", "Show what has run on this computer for those that it has joined.", "machines"
+    ),
     "leave": CommandEntry(
         ".machines.joining", "Leave what this computer has joined; or remove a machine that has joined it.", "machines"
     ),

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import Attach, Start
-from distributed.agent.run_folders import write_files
+from distributed.agent.run_folders import SECRETS, write_files, write_keys
 from distributed.agent.spool import Spool, stored_records
 from distributed.system import keep_awake
 from profiles.quantities import span_text
@@ -218,7 +218,7 @@ class Daemon:
                 return
             self._commands += 1
             if "files" in message:
-                write_files(self._folder, message["files"])
+                write_keys(self._folder, message["files"])
             if "worker" in message:
                 self._tell_worker(message["worker"])
             if "signal" in message:
@@ -253,7 +253,7 @@ class Daemon:
         """Remove the keys, and also the snapshots unless the supervisor needs them."""
         with contextlib.suppress(OSError):
             os.unlink(SOCKET)
-        shutil.rmtree(self._folder / "secrets", ignore_errors=True)
+        shutil.rmtree(self._folder / SECRETS, ignore_errors=True)
         if self._farewell is not None and not self._farewell.get("keep"):
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -279,7 +279,7 @@ def start_guard(grace: float) -> tuple[int, int]:
             time.sleep(_TICK)
         os.killpg(group, signal.SIGKILL)
     if not can_connect() and not held_elsewhere(Path.cwd()):  # else they belong to another attempt
-        shutil.rmtree("secrets", ignore_errors=True)
+        shutil.rmtree(SECRETS, ignore_errors=True)
     os._exit(0)
 
 

@@ -363,7 +363,7 @@ def forget_worker(root: Path, request: Forget) -> dict[str, Any]:
 def forget(root: Path, run: str, rank: str) -> None:
     """Remove the keys of a worker whose agent and guard were killed before they could."""
     folder = root / "runs" / run / rank
-    agent = re.compile(rf"agent\.py {re.escape(str(root))} start {re.escape(run)} {re.escape(rank)}( |$)")
+    agent = re.compile(rf"agent\.(?:py|program) {re.escape(str(root))} start {re.escape(run)} {re.escape(rank)}( |$)")
     if not held_elsewhere(folder) and not any(agent.search(command) for _, _, command in processes()):
         shutil.rmtree(folder / "secrets", ignore_errors=True)
 
@@ -372,7 +372,7 @@ def left(root: Path, request: ListRemains) -> dict[str, list[Any]]:
     """Return the remaining processes of a run (its agents, its workers and their descendants) and its snapshots. Keys
     are removed where no agent is left to do it."""
     rows, run = processes(), request.run
-    agent = re.compile(rf"agent\.py {re.escape(str(root))} (start|attach) {re.escape(run)}( |$)")
+    agent = re.compile(rf"agent\.(?:py|program) {re.escape(str(root))} (start|attach) {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     worker_processes = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in worker_processes}

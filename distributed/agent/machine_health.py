@@ -26,6 +26,7 @@ from typing import Any
 
 from distributed.agent.requests import Listen, MachineRequest, Reach
 from distributed.system import keeper, output, read
+from training.hardware.resources import memory_limit
 
 LARGE = 9216
 """Bytes that exceed the packet size of any network card."""
@@ -46,12 +47,13 @@ def facts(root: Path, request: MachineRequest) -> dict[str, Any]:
     mac = platform.system() == "Darwin"
     power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g")) if mac else linux_power(power_supplies())
     memory, slowdowns = psutil.virtual_memory(), heat_slowdowns()
+    limit = memory_limit() or memory.total
     computed = devices()
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "hardware": hardware(),
-        "memory": {"total": memory.total, "free": memory.available},
+        "memory": {"total": min(memory.total, limit), "free": min(memory.available, limit)},
         "power": power,
         "inhibitor": inhibitor(),
         "lid": "" if mac else lid_action(power["source"]),

@@ -5,6 +5,8 @@ is one file in Muster's folder there, or the argument of ``python -c`` where not
 
     python agent.py ROOT TITLE...   < a request
 
+A machine that takes no program of others runs its own Muster's instead: ``python -m distributed.agent.program``.
+
 ``ROOT`` is Muster's folder. The title tells others which run a process belongs to; what is to be done stands in the
 request.
 """
@@ -34,3 +36,7 @@ def main() -> int:
     if reply is not None:
         print(json.dumps(reply))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

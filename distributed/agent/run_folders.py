@@ -17,6 +17,9 @@ from typing import Any
 from distributed.agent.requests import ListSnapshots, RemoveRun
 from training.records.lease import held_elsewhere
 
+SECRETS = "secrets"
+"""Folder of a worker's keys in its folder."""
+
 
 def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the parts of a run's snapshots that are complete by the sizes of their files."""
@@ -54,10 +57,27 @@ def remove(root: Path, request: RemoveRun) -> dict[str, Any]:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files (base64 by relative path) readable by this user only."""
+    """Write files (base64 by relative path) readable by this user only.
+
+    Raises:
+        ValueError: a path leaves the folder.
+    """
     for name, content in files.items():
-        path = folder / name
+        path = Path(os.path.normpath(folder / name))
+        if folder not in path.parents:
+            raise ValueError(f"a path that leaves its folder: {name!r:.200}")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(base64.b64decode(content))
+
+
+def write_keys(folder: Path, files: Mapping[str, str]) -> None:
+    """Write the keys of a running worker, which is given no other file.
+
+    Raises:
+        ValueError: a path is that of something else.
+    """
+    if others := [name for name in files if not name.startswith(f"{SECRETS}/")]:
+        raise ValueError(f"no key: {others[0]!r:.200}")
+    write_files(folder / SECRETS, {name.partition("/")[2]: content for name, content in files.items()})

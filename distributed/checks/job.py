@@ -7,12 +7,14 @@ whether its coordinator's port is free.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health, Level
+from distributed.checks.lending import HINT, lending_problem
 from distributed.checks.machine_data import machine_data_findings
+from distributed.hosts.lending import PERMITS
 from distributed.machine.link import MachineLink
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import cached_speeds
@@ -96,7 +98,7 @@ def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
     try:
         trees = inputs.trees.values()
         missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)))
-        return judge_data(inputs.trees, missing, facts)
+        return [*judge_data(inputs.trees, missing, facts), *judge_lending(inputs, link, missing.trees)]
     except MusterError as error:
         return [Finding("data", "warning", f"its data could not be checked: {error.message_for(link.name)}")]
 
@@ -176,6 +178,19 @@ def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -
         fix = "free some space there, or set 'project_path' to another disk"
         findings.append(Finding("disk", "problem", seen, bytes_text(FREE_BYTES + missing_bytes), fix))
     return findings
+
+
+def judge_lending(inputs: Inputs, link: MachineLink, missing: Collection[str]) -> list[Finding]:
+    """Return a finding on whether a machine that is lent runs the job; empty for other machines.
+
+    Args:
+        missing: names of the trees that are not there.
+    """
+    if not link.runs_own_program:
+        return []
+    needed = f"class {link.lend}: {PERMITS[link.lend]}"
+    problem = lending_problem(inputs, missing)
+    return [Finding("lending", "problem" if problem else "ok", problem or f"lent as {needed}", needed, HINT)]
 
 
 def judge_origin(profile: Profile) -> list[Finding]:

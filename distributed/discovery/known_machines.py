@@ -201,9 +201,12 @@ def _joined_sighting(key: SightingKey, target: SshTarget, name: str) -> Sighting
     machine = next((machine for machine in joined_machines() if machine.name == name), None)
     said = (machine.system, machine.devices, str(machine.memory)) if machine is not None else ()
     details = tuple((label, text[:LONGEST_DETAIL]) for label, text in zip(("model", "devices", "memory"), said))
-    is_connected = name in door_status()
+    status = door_status().get(name)
+    is_connected, rests = status is not None, str(status.get("rests", "")) if isinstance(status, dict) else ""
     hint = "is it on? Start there: muster machines join"
     problem = None if is_connected else Problem("not_connected", "it has joined, but is not connected", hint)
+    if rests:
+        problem = Problem("rests", f"it rests: {rests}", "it is lent, and comes back by itself")
     return Sighting(key, target.name, target.host, details=details, problem=problem, is_connected=is_connected)
 
 

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distributed.hosts.lending import CLASSES, LendClass
 from profiles.installation import TOP, program, user_folder
 from training.records.run_files import explain_errors, private_file, private_folder, write_atomically
 
@@ -33,7 +34,9 @@ _ANSWER_PATIENCE = 40.0
 _LARGEST = 1 << 16
 _LONGEST_SOCKET = 103
 """Bytes of a Unix socket's path, on macOS; Linux has 107."""
+_LONGEST_TEXT = 120
 _known_hosts_lock = threading.Lock()
+_forgetting = threading.Lock()
 
 
 class NotConnected(Exception):
@@ -58,6 +61,10 @@ class JoinedMachine:
     devices: str = ""
     memory: int = 0
     """Bytes."""
+    lend: LendClass = "own"
+    """What it lets this computer run; it refuses the rest by itself."""
+    limits: str = ""
+    """When and how much, in its words."""
 
     @property
     def address(self) -> str:
@@ -127,6 +134,11 @@ def is_joined(name: str) -> bool:
     return name in (machine.name for machine in joined_machines())
 
 
+def lend_class(name: str) -> LendClass:
+    """Return what a machine that has joined under a name lets this computer run; all, where none has."""
+    return next((machine.lend for machine in joined_machines() if machine.name == name), "own")
+
+
 def save_joined(machine: JoinedMachine) -> None:
     """Remember a machine and its key.
 
@@ -138,9 +150,34 @@ def save_joined(machine: JoinedMachine) -> None:
     write_known_hosts()
 
 
+def on_terms(machine: JoinedMachine, document: dict[str, Any]) -> JoinedMachine:
+    """Return a machine with the terms on which it lends itself now, and remember them.
+
+    Args:
+        document: ``lend`` and ``limits``, as it says them; of a machine that says none, those of before.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    lend, limits = document.get("lend", machine.lend), one_line(document.get("limits"))
+    if lend not in CLASSES or (lend, limits) == (machine.lend, machine.limits):
+        return machine
+    changed = replace(machine, lend=lend, limits=limits)
+    with _forgetting:
+        if is_joined(machine.name):  # else it was removed meanwhile
+            save_joined(changed)
+    return changed
+
+
+def one_line(text: object) -> str:
+    """Return a short text of another machine in one line, without control characters; empty where it is none."""
+    return "".join(letter for letter in text[:_LONGEST_TEXT] if letter.isprintable()) if isinstance(text, str) else ""
+
+
 def forget_joined(name: str) -> None:
     """Forget a machine. Idempotent."""
-    (joining_folder() / "machines" / f"{name}.json").unlink(missing_ok=True)
+    with _forgetting:
+        (joining_folder() / "machines" / f"{name}.json").unlink(missing_ok=True)
     write_known_hosts()
 
 
@@ -167,7 +204,9 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def _is_machine(document: dict[str, Any]) -> bool:
     fields = {"name": str, "key": str, "user": str, "system": str, "devices": str, "memory": int}
-    return document.keys() == fields.keys() and all(type(document[name]) is kind for name, kind in fields.items())
+    later = {"lend": str, "limits": str}  # of machines that joined before, there are none
+    is_known = fields.keys() <= document.keys() <= {*fields, *later} and document.get("lend", "own") in CLASSES
+    return is_known and all(type(value) is {**fields, **later}[name] for name, value in document.items())
 
 
 # ------------------------------------------------------------------------------------------------------------- the door

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from distributed.hosts.file import split_address
 from distributed.hosts.joined import DEFAULT_PORT
+from distributed.joining.lending.terms import LendingTerms
 from distributed.joining.pairing.codes import Code
 from distributed.joining.pairing.exchange import (
     DECISION,
@@ -81,13 +82,12 @@ class Meeting:
             self._stream = dial_door(address)
         except OSError as error:
             raise _unreachable(self.door, error) from None
-        try:
+        with contextlib.ExitStack() as unless_met:
+            unless_met.callback(self._stream.close)
             self._pairing = Pairing(code, is_helper=True)
             with _explained(self.door):
                 self.pool = self._introduce(code, identity, introduction)
-        except BaseException:
-            self._stream.close()
-            raise
+            unless_met.pop_all()
 
     def _introduce(self, code: Code, identity: JoiningKey, introduction: Introduction) -> Introduction:
         end = time.monotonic() + HANDSHAKE_SECONDS
@@ -96,11 +96,12 @@ class Meeting:
         self._stream.sendall(frame(self._pairing.seal_introduction(introduction, identity)))
         return self._pairing.open_introduction(_frame(self._stream, end))
 
-    def agree(self, decide: Callable[[Introduction], bool]) -> JoinedPool:
+    def agree(self, decide: Callable[[Introduction], bool], terms: LendingTerms | None = None) -> JoinedPool:
         """Join the computer, and remember it once both people have agreed; ends the connection.
 
         Args:
             decide: asks the person here.
+            terms: what it may run here; default: everything.
 
         Raises:
             MachinesNotReady: somebody has not agreed, or the connection was lost.
@@ -115,7 +116,8 @@ class Meeting:
             problem = f"{self.pool.name} has not admitted this computer"
             raise MachinesNotReady(problem, "ask the person there", machine=self.door)
         addresses = tuple(dict.fromkeys((self.door, *self.pool.addresses)))
-        joined = JoinedPool(self.pool.name, self.pool.key, addresses, str(answer.get("as", ""))[:64])
+        known_as = str(answer.get("as", ""))[:64]
+        joined = JoinedPool(self.pool.name, self.pool.key, addresses, known_as, terms or LendingTerms())
         save_pool(joined)
         return joined
 

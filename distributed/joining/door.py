@@ -34,6 +34,8 @@ from distributed.hosts.joined import (
     joined_machine,
     joined_machines,
     joining_folder,
+    on_terms,
+    one_line,
     parse_line,
     pool_key,
     read_document,
@@ -80,6 +82,8 @@ class HelperLine:
         """What the machine signs where it leaves for good."""
         self._reader, self._writer = streams
         self.since = time.time()
+        self.rests = ""
+        """Why the machine runs nothing for others at present."""
 
     def send(self, document: dict[str, Any]) -> None:
         self._writer.write(json_line(document))
@@ -88,8 +92,10 @@ class HelperLine:
         """Answer signs of life until the line is lost; return whether the machine has left for good."""
         try:
             while line := await asyncio.wait_for(self._reader.readline(), SILENCE):
-                if is_signed(self.machine.key, self._leaves, parse_line(line).get("leaving")):
+                document = parse_line(line)
+                if is_signed(self.machine.key, self._leaves, document.get("leaving")):
                     return True
+                self.rests = one_line(document.get("rests"))
                 self.send({"beat": 1})
                 await asyncio.wait_for(self._writer.drain(), SILENCE)  # one that reads nothing is no use
         except _LOST:
@@ -152,16 +158,14 @@ class Door:
         """Serve a connection of a stranger, who has ten seconds to show who it is."""
         self._handshakes.enter(stream, host)
         session = None
-        try:
-            end_when_cut(stream)
-            session = await asyncio.wait_for(self._authenticate(stream, host), HANDSHAKE_SECONDS)
-        except _LOST:
-            stream.close()
-        except BaseException:  # the door ends
-            stream.close()
-            raise
-        finally:
-            self._handshakes.leave(stream)
+        with contextlib.suppress(*_LOST), contextlib.ExitStack() as unless_known:
+            unless_known.callback(stream.close)
+            try:
+                end_when_cut(stream)
+                session = await asyncio.wait_for(self._authenticate(stream, host), HANDSHAKE_SECONDS)
+            finally:
+                self._handshakes.leave(stream)
+            unless_known.pop_all()
         if session is not None:
             with contextlib.suppress(*_LOST):
                 await session
@@ -186,7 +190,8 @@ class Door:
     ) -> Coroutine[Any, Any, None]:
         """Prove to a helper that this is its pool, and let it prove who it is."""
         reader, writer = await asyncio.open_connection(sock=stream, limit=_LINE_LIMIT)
-        try:
+        with contextlib.ExitStack() as unless_proved:
+            unless_proved.callback(writer.close)
             machine = joined_machine(identity)
             status, question = "unknown" if machine is None else "welcome", secrets.token_hex(32)
             proof = self.identity.sign(door_message(identity, challenge, status))
@@ -195,9 +200,8 @@ class Door:
             message = line_message(self.identity.public, identity, question)
             if machine is None or not is_signed(machine.key, message, answer.get("proof")):
                 raise BadPeer
-        except BaseException:
-            writer.close()
-            raise
+            machine = await asyncio.to_thread(on_terms, machine, answer)
+            unless_proved.pop_all()
         leaves = leave_message(self.identity.public, identity, question)
         return self._hold(HelperLine(machine, (reader, writer), host, leaves))
 
@@ -243,8 +247,9 @@ class Door:
         await asyncio.get_running_loop().sock_sendall(stream, json_line(document))
 
     def _status(self) -> dict[str, Any]:
-        """Return for each machine that is connected its address, and since when, in seconds since 1970."""
-        return {name: {"address": line.address, "since": line.since} for name, line in self._lines.items()}
+        """Return of each machine that is connected its address, since when (seconds since 1970), and why it rests."""
+        lines = self._lines.items()
+        return {name: {"address": line.address, "since": line.since, "rests": line.rests} for name, line in lines}
 
     async def _call(self, caller: socket.socket, name: str, seconds: float) -> None:
         """Have a helper open a connection, and hand it to the caller."""
@@ -252,6 +257,10 @@ class Door:
         if line is None:
             problem = f"{name} has joined, but is not connected to this computer"
             await self._answer(caller, {"problem": problem, "hint": f"is it on? Start there: {JOIN}"})
+            return
+        if line.rests:
+            problem = f"{name} rests: {line.rests}"
+            await self._answer(caller, {"problem": problem, "hint": "it is lent, and comes back by itself"})
             return
         token = secrets.token_hex(16)
         call = self._calls[token] = asyncio.get_running_loop().create_future()

@@ -64,18 +64,18 @@ def end_programs(part: str, grace: float = _GRACE) -> None:
     """
     import psutil  # the guard waits without it, in 10 MB
 
-    marked = [process for process in psutil.process_iter() if _is_marked(process, part)]
+    marked = [process for process in psutil.process_iter() if is_marked(process, part)]
     for process in marked:
         with contextlib.suppress(psutil.Error):
             process.terminate()
     psutil.wait_procs(marked, grace)
     for process in psutil.process_iter():  # those included that were started meanwhile
-        if _is_marked(process, part):
+        if is_marked(process, part):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def _is_marked(process: Process, part: str) -> bool:
+def is_marked(process: Process, part: str) -> bool:
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):

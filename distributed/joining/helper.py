@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,17 @@ from distributed.hosts.joined import identity_of, parse_line
 from distributed.joining.dialling import CONNECT_SECONDS, dial_door
 from distributed.joining.door import BEAT, SILENCE
 from distributed.joining.guard import ProgramGuard, end_programs, mark_of
+from distributed.joining.lending.box import NoBox
+from distributed.joining.lending.commands import commands_for, remove_box
+from distributed.joining.lending.ledger import LentPrograms
+from distributed.joining.lending.resting import LendingWatch
+from distributed.joining.lending.terms import LendingTerms
 from distributed.joining.pairing.exchange import BadPeer
 from distributed.joining.pairing.frames import json_line
 from distributed.joining.pairing.keys import JoiningKey, door_message, is_signed, leave_message, line_message
 from distributed.joining.pools import JoinedPool, forget_pool, helper_identity, is_forgotten, joined_pools
 from distributed.joining.ssh_server import Ports, SshServer
+from profiles.errors import BadInput
 
 MOST_SESSIONS = 32
 """Connections that one pool may have at a time."""
@@ -51,9 +57,11 @@ class DoorLine:
     def __init__(self, pool: JoinedPool, identity: JoiningKey, address: str) -> None:
         self._pool, self._identity = pool, identity
         self._id, self._buffer = identity_of(identity.public), b""
+        self._rests, self._sending = "", threading.Lock()
         challenge = secrets.token_hex(32)
         self._stream = dial_door(address)
-        try:
+        with _bad_letters(), contextlib.ExitStack() as unless_proved:
+            unless_proved.callback(self._stream.close)
             self._stream.sendall(f"muster 1 line {self._id} {challenge}\n".encode())
             answer = self._read()
             status, self._question = str(answer.get("status")), str(answer.get("challenge"))
@@ -62,12 +70,9 @@ class DoorLine:
             if status != "welcome":
                 raise Dismissed
             message = line_message(pool.key, self._id, self._question)
-            self._stream.sendall(json_line({"proof": identity.sign(message)}))
-        except BaseException as error:
-            self._stream.close()
-            if isinstance(error, ValueError):  # letters that cannot be signed
-                raise BadPeer from error
-            raise
+            said = {"lend": pool.terms.lend, "limits": pool.terms.limits}
+            self._stream.sendall(json_line({"proof": identity.sign(message), **said}))
+            unless_proved.pop_all()
 
     def _read(self) -> dict[str, Any]:
         """Return the next document.
@@ -83,6 +88,15 @@ class DoorLine:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return parse_line(line)
 
+    def say_rests(self, reason: str) -> None:
+        """Tell the pool why nothing of it runs here at present; empty: it may call."""
+        with contextlib.suppress(OSError), self._sending:
+            self._rests = reason
+            self._stream.sendall(self._beat())
+
+    def _beat(self) -> bytes:
+        return json_line({"beat": 1, "rests": self._rests})
+
     def calls(self) -> Any:
         """Yield the tokens of calls, and give signs of life, until the line is lost."""
         heard = sent = time.monotonic()
@@ -93,7 +107,8 @@ class DoorLine:
                 with contextlib.suppress(TimeoutError):
                     document, heard = self._read(), time.monotonic()
                 if time.monotonic() - sent >= BEAT:  # also while calls keep coming
-                    self._stream.sendall(json_line({"beat": 1}))
+                    with self._sending:
+                        self._stream.sendall(self._beat())
                     sent = time.monotonic()
                 if _TOKEN.fullmatch(token := str(document.get("open"))):
                     yield token
@@ -111,6 +126,15 @@ class DoorLine:
         self._stream.close()
 
 
+@contextlib.contextmanager
+def _bad_letters() -> Iterator[None]:
+    """Take letters that cannot be signed for those of another program."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadPeer from error
+
+
 class PoolConnection:
     """Keeps a line to one pool, redialled when it is lost, and serves the pool's sessions, each in a thread.
 
@@ -120,15 +144,18 @@ class PoolConnection:
     """
 
     def __init__(self, pool: JoinedPool, identity: JoiningKey, tell: Tell, token: str = "") -> None:
-        self.pool, self._mark = pool, mark_of(pool.identity, token)
-        self._identity, self._tell = identity, tell
+        self.pool, self._identity, self._tell = pool, identity, tell
+        self.commands = commands_for(pool.terms, pool.identity, mark_of(pool.identity, token))
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._line: DoorLine | None = None
         self._servers: set[SshServer] = set()
         self._answers = threading.BoundedSemaphore(2 * MOST_SESSIONS)
         """Calls arrive in clear, so somebody between the two can send many: no more are answered at a time."""
-        self._ports = Ports()
+        self._ports = Ports(self.commands.box.listen)
+        self._rests = ""
+        programs = LentPrograms(pool.name, pool.terms.lend)
+        self._watch = LendingWatch(pool.terms, self.commands.box, self, tell, programs)
         self._thread = threading.Thread(target=self._run, name=f"pool-{pool.name}", daemon=True)
         self._thread.start()
 
@@ -167,9 +194,22 @@ class PoolConnection:
             return address, line
         raise worst
 
+    def rest(self, reason: str) -> None:
+        """Serve nothing while there is a reason; empty: serve again. Ends what runs here for the pool."""
+        with self._lock:
+            self._rests, line, servers = reason, self._line, list(self._servers)
+        if line is not None:
+            line.say_rests(reason)
+        if reason:
+            for server in servers:
+                server.close()
+            self.commands.box.close()
+
     def _serve(self, address: str, line: DoorLine) -> None:
         with self._lock:
-            self._line = line
+            self._line, rests = line, self._rests
+        if rests:
+            line.say_rests(rests)
         if not self._closed.is_set():
             for token in line.calls():
                 if self._answers.acquire(blocking=False):
@@ -194,9 +234,9 @@ class PoolConnection:
         with contextlib.suppress(OSError), dial_door(address) as stream:
             stream.sendall(f"muster 1 back {token}\n".encode())
             stream.settimeout(None)
-            server = SshServer(stream, self._identity.path, self.pool.key, self._mark, self._ports)
+            server = SshServer(stream, self._identity.path, self.pool.key, self.commands.execute, self._ports)
             with self._lock:
-                is_welcome = len(self._servers) < MOST_SESSIONS and not self._closed.is_set()
+                is_welcome = len(self._servers) < MOST_SESSIONS and not (self._closed.is_set() or self._rests)
                 if is_welcome:
                     self._servers.add(server)
             try:
@@ -214,6 +254,7 @@ class PoolConnection:
             leaves: whether this computer leaves for good.
         """
         self._closed.set()
+        self._watch.close()
         with self._lock:
             line, servers = self._line, list(self._servers)
         if line is not None:
@@ -222,8 +263,11 @@ class PoolConnection:
             line.close()
         for server in servers:
             server.close()
+        self.commands.box.close()
         end_programs(self.pool.identity)
         self._thread.join(CONNECT_SECONDS)
+        if leaves:
+            remove_box(self.pool.identity)
 
 
 def _reason(error: Exception) -> str:
@@ -241,17 +285,32 @@ def serve_pools(stopped: Callable[[float], bool], tell: Tell) -> None:
         stopped: waits for so many seconds, and returns whether to stop.
 
     Raises:
-        BadInput: this computer's key cannot be used.
+        BadInput: this computer's key cannot be used, or the box of no pool holds.
     """
     identity, connections, guard = helper_identity(), dict[str, PoolConnection](), ProgramGuard()
+    unboxed: dict[str, LendingTerms] = {}
+    """Terms of the pools whose box does not hold."""
+
+    def terms_of(key: str) -> LendingTerms:
+        return connections[key].pool.terms
+
     try:
         while not stopped(_LOOK):
             pools = {pool.identity: pool for pool in joined_pools()}
             for gone in [known for known, connection in connections.items() if is_forgotten(connection.pool)]:
                 connections.pop(gone).close(leaves=True)
+            for other in [key for key, pool in pools.items() if key in connections and pool.terms != terms_of(key)]:
+                connections.pop(other).close()
             for new in pools.keys() - connections.keys():
-                connections[new] = PoolConnection(pools[new], identity, tell, guard.token)
+                if unboxed.get(new) != pools[new].terms:
+                    try:
+                        connections[new] = PoolConnection(pools[new], identity, tell, guard.token)
+                    except NoBox as error:  # it worked when the pool was joined
+                        unboxed[new] = pools[new].terms
+                        tell(f"{pools[new].name} runs nothing here: {error.message}; {error.hint}")
             if not connections:
+                if unboxed.keys() & pools.keys():
+                    raise BadInput("nothing that this computer has joined may run here", "see the lines above")
                 return tell("this computer has left all that it had joined")
     finally:
         for connection in connections.values():
@@ -274,4 +333,5 @@ def leave(pool: JoinedPool) -> bool:
             is_told = True
             break
     end_programs(pool.identity)
+    remove_box(pool.identity)
     return is_told

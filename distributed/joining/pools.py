@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from distributed.hosts.joined import identity_of, joining_folder, read_document
+from distributed.joining.lending.terms import LendingTerms
 from distributed.joining.pairing.keys import JoiningKey
 from profiles.installation import user_folder
 from training.records.run_files import explain_errors, private_folder, write_atomically
@@ -23,6 +25,8 @@ class JoinedPool:
     """``host:port`` of its door, the one that has worked first."""
     known_as: str = ""
     """Name of this computer there."""
+    terms: LendingTerms = LendingTerms()
+    """What it may run here, and when."""
 
     @property
     def identity(self) -> str:
@@ -40,13 +44,16 @@ def helper_identity() -> JoiningKey:
 
 def joined_pools() -> list[JoinedPool]:
     """Return the computers that this one has joined, by name; files that cannot be read are left out."""
-    documents = (read_document(path) for path in _folder().glob("*.json"))
-    pools = (
-        JoinedPool(d["name"], d["key"], tuple(d["addresses"]), d["known_as"])
-        for d in documents
-        if d.keys() == {"name", "key", "addresses", "known_as"} and isinstance(d["addresses"], list)
-    )
-    return sorted(pools, key=lambda pool: pool.name)
+    pools = (_pool(read_document(path)) for path in _folder().glob("*.json"))
+    return sorted((pool for pool in pools if pool is not None), key=lambda pool: pool.name)
+
+
+def _pool(document: dict[str, Any]) -> JoinedPool | None:
+    terms = LendingTerms.parse(document.pop("terms", LendingTerms().document()))  # of before there were terms: all
+    if document.keys() != {"name", "key", "addresses", "known_as"} or terms is None:
+        return None
+    is_list = isinstance(document["addresses"], list)
+    return JoinedPool(**{**document, "addresses": tuple(document["addresses"])}, terms=terms) if is_list else None
 
 
 def save_pool(pool: JoinedPool) -> None:

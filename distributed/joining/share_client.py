@@ -19,6 +19,7 @@ from distributed.hosts.joined import (
     joining_folder,
     parse_line,
 )
+from distributed.hosts.lending import PERMITS
 from distributed.joining.pairing.codes import LIFETIME, TRIES
 from distributed.joining.pairing.exchange import Introduction
 from distributed.joining.pairing.introductions import address_text
@@ -161,6 +162,12 @@ def door_addresses(offer: SharedOffer) -> tuple[str, ...]:
     """Return the addresses by which the door is reached, as they are typed, the likeliest first."""
     is_default = offer.port == DEFAULT_PORT
     return tuple(host if is_default else address_text(host, offer.port) for host in offer.addresses)
+
+
+def lent_line(introduction: Introduction) -> str:
+    """Return in one line what a machine lets this computer run on it, and when. Escape it."""
+    limits = f"; {introduction.limits}" if introduction.limits else ""
+    return f"It lends itself as class {introduction.lend}: {PERMITS[introduction.lend]}{limits}."
 
 
 def described(introduction: Introduction) -> str:

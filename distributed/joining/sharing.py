@@ -192,7 +192,7 @@ def _remember_named(introduction: Introduction) -> JoinedMachine:
     names = {*(machine.name for machine in machines), *map(joined_name, config_names(USER_CONFIG.expanduser()))}
     numbered = (f"{introduction.name[:36]}-{number}" for number in range(2, len(names) + 3))
     name = again or next(name for name in (introduction.name, *numbered) if name not in names)
-    details = introduction.model_dump(include={"key", "user", "system", "devices", "memory"})
+    details = introduction.model_dump(include={"key", "user", "system", "devices", "memory", "lend", "limits"})
     machine = JoinedMachine(name=name, **details)
     save_joined(machine)
     return machine

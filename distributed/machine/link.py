@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import MachineRequest, ProbeMachine, frame
+from distributed.hosts.joined import lend_class
+from distributed.hosts.lending import LendClass
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.packing import AGENT, program, version
 from distributed.machine.pool import ConnectionPool
@@ -32,6 +34,8 @@ from profiles.installation import training_python
 from training.records.run_files import write_atomically
 
 HERE_NAME = "this machine"
+OWN_PROGRAM = "muster-request"
+"""Stands for the program of a machine's own Muster, where that machine takes no program of others."""
 
 
 def this_machine(name: str = HERE_NAME) -> Hosts:
@@ -157,10 +161,18 @@ class MachineLink:
         host: its address as SSH resolved it, or as found after its connection broke; empty where it cannot dial this
             machine directly (behind a jump host).
         shares: whether the connection belongs to a pool, which closes it.
+        lend: what the machine lets others run.
     """
 
-    def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "", shares: bool = False) -> None:
-        self.machine = machine
+    def __init__(
+        self,
+        machine: Machine,
+        dial: Callable[[], Connection],
+        host: str = "",
+        shares: bool = False,
+        lend: LendClass = "own",
+    ) -> None:
+        self.machine, self.lend = machine, lend
         self.host = host
         self.name = machine.name
         self.python = _remote_path(machine.python_command or (machine.is_local and training_python()) or "python3")
@@ -216,6 +228,7 @@ class MachineLink:
         """Dial the machine at the address of ``moved`` from now on."""
         with self._lock:
             self.machine, self.host, self._dial, self._shares = moved.machine, moved.host, moved._dial, moved._shares
+            self.lend = moved.lend
 
     def taking_over(self, earlier: MachineLink | None) -> MachineLink:
         """Return this link with the connection of an earlier one to the same machine, which loses it."""
@@ -227,8 +240,15 @@ class MachineLink:
 
     def put_agent(self) -> None:
         """Copy Muster's program there; until then, it is sent along with every request."""
+        if self.runs_own_program:
+            return
         self.connection().put(program(), self._program_path, mode=0o700)
         self._has_program = True
+
+    @property
+    def runs_own_program(self) -> bool:
+        """Whether the machine takes requests alone, and carries them out with its own Muster."""
+        return self.lend == "tasks"
 
     @property
     def _program_path(self) -> str:
@@ -240,6 +260,8 @@ class MachineLink:
         Args:
             python: runs the program; default: the link's.
         """
+        if self.runs_own_program:
+            return [OWN_PROGRAM, *request.title]
         words = [_remote_path(self._program_path)] if self._has_program else ["-c", program(request.module).decode()]
         return [python or self.python, *words, self.root, *request.title]
 
@@ -348,9 +370,10 @@ def link_to(
     target = SshTarget.of(machine, hosts)
     resolved = resolve(target)
     host = resolved.hostname if resolved.is_dialled else ""
+    lend = lend_class(resolved.joined)
     if pool is not None:
-        return MachineLink(machine, lambda: pool.get(target, trust), host, shares=True)
-    return MachineLink(machine, lambda: SshConnection.connect(target, trust=trust), host)
+        return MachineLink(machine, lambda: pool.get(target, trust), host, shares=True, lend=lend)
+    return MachineLink(machine, lambda: SshConnection.connect(target, trust=trust), host, lend=lend)
 
 
 def address_towards(host: str) -> str:

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from distributed.machine.link import HereConnection, MachineLink, Tell
 from distributed.planning.documents.cluster import ClusterMachine, Document, Measurement
 from distributed.planning.documents.document import Workload
-from distributed.preparation.code_sync import Inputs
+from distributed.preparation.code_sync import CODE_FOLDERS, Inputs
 from distributed.preparation.preflight import Facts, Ready
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
-from distributed.workers.agent_records import CODE_FOLDERS, assigned
+from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.quantities import bytes_text, left_text
 from training.hardware.resources import free_cores

@@ -36,6 +36,8 @@ from training.tasks.registry import ENTRY_POINTS, inputs_of
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
+CODE_FOLDERS = tuple(f"inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
+"""Trees of Python files, by their path under a worker's folder; the first is Muster's own."""
 JOB_CODE = "code"
 """Folder beside the job's objects with the Python files that it needs."""
 MOST_FILES, MOST_BYTES = 2000, 20_000_000
@@ -87,10 +89,7 @@ def collect(plan: RunPlan) -> Inputs:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    own_files = chain.from_iterable(sorted((TOP / package).rglob("*")) for package in _CODE)
-    files = filter(_is_code, own_files)
-    own_code = _tree(chain(files, (TOP / name for name in _PUBLIC_API)), TOP)
-    trees = {"inputs/code": _joined([own_code, *_task_code(profile.model.task)])}
+    trees = {"inputs/code": _joined([muster_code(), *_task_code(profile.model.task)])}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
         trees["inputs/user"] = _tree(launched_files(top), top)
@@ -132,6 +131,13 @@ def collect(plan: RunPlan) -> Inputs:
     model = profile.model.model_copy(update={"model_path": model_path, **auxiliary_paths})
     updates = {"data": data, "model": model, "training": training, "strategy": strategy}
     return Inputs(trees, plan.model_copy(update={"profile": profile.model_copy(update=updates)}))
+
+
+def muster_code(top: Path = TOP) -> Tree:
+    """Return the tree of Muster's own code that a worker needs, from the folder of its packages."""
+    own_files = chain.from_iterable(sorted((top / package).rglob("*")) for package in _CODE)
+    files = filter(_is_code, own_files)
+    return _tree(chain(files, (top / name for name in _PUBLIC_API)), top)
 
 
 def _is_code(path: Path) -> bool:

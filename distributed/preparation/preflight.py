@@ -220,11 +220,14 @@ def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) 
 
 def _is_plain(link: MachineLink) -> bool:
     """Whether its Python is still the default, chosen neither in the hosts file nor by :func:`_ask`."""
-    return not link.machine.python and link.python == "python3"
+    return not link.machine.python and link.python == "python3" and not link.runs_own_program
 
 
 def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshError | None:
     name = link.name
+    if link.runs_own_program and (facts.missing or facts.unloadable):
+        problem = f"its own Muster, which is lent, lacks {', '.join(facts.missing) or facts.unloadable}"
+        return SshError(name, problem, "install what trains there: muster machines setup")
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(str(part) for part in facts.python)
         problem = f"{link.python} is Python {version}, needed is 3.10 or newer"

@@ -93,6 +93,25 @@ def command_line(argv: Sequence[str], marker: str) -> tuple[str, bytes]:
     return f"""sh -c 'unset PYTHONHOME; echo {marker}; eval "$(printf %b "$1")"; exit $?' sh '{encoded}'""", b""
 
 
+_SENT = re.compile(
+    rb"""sh -c 'unset PYTHONHOME; echo ([a-z0-9]+);"""
+    rb"""(?: eval "\$\(printf %b "\$1"\)"; exit \$\?' sh '([^'"]*)'| read .*)"""
+)
+
+
+def command_words(line: bytes) -> tuple[str, list[str]] | None:
+    """Return the marker and the words of a command that :func:`command_line` has encoded, no words where they follow on
+    its input; ``None``: it is none.
+
+    Raises:
+        ValueError: its quotes do not match.
+    """
+    if (match := _SENT.fullmatch(line)) is None:
+        return None
+    text = re.sub(rb"\\0([0-7]{3})", lambda code: bytes([int(code[1], 8) & 255]), match[2] or b"")
+    return match[1].decode(), shlex.split(text.decode("utf-8", "surrogateescape"))
+
+
 @dataclass(frozen=True)
 class Completed:
     """A command that has ended. ``returncode`` is 128 + signal where a signal ended it."""

@@ -17,13 +17,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.agent.requests import Start
+from distributed.preparation.code_sync import CODE_FOLDERS
 from profiles.installation import TYPED_PROGRAM, program_words
 from training.records.bounded_fields import Count, Text
 from training.records.plan import RunPlan
 from training.run.processes import PROCESS_DEFAULTS, thread_limits
 
-CODE_FOLDERS = tuple(f"inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
-"""Trees of Python files, by their path under a worker's folder."""
 _PYTHONPATH = ":".join(f"{{folder}}/{folder}" for folder in CODE_FOLDERS)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from distributed.hosts.joined import ask_door, door_socket, joining_folder
 from distributed.joining.door import Door
@@ -28,6 +29,11 @@ from tests.waiting import PATIENCE
 
 PROGRAM = [sys.executable, str(REPOSITORY / "cli_typer.py"), "machines"]
 _CODE = re.compile(r"\d+(?:-[a-z]+){3}$")
+needs_box = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("bwrap") is None,
+    reason="bubblewrap is not installed (Debian, Ubuntu: apt install bubblewrap)",
+)
+"""Marks a test that runs programs in the box of Linux."""
 Spawn = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 
 
@@ -159,7 +165,7 @@ class JoinedProcess:
     """
 
     def __init__(self, spawn: Spawn, code: str, *arguments: str) -> None:
-        self.process = spawn([*PROGRAM, "join", "--yes", *arguments])
+        self.process = spawn([*PROGRAM, "join", "--yes", "--lend", "own", *arguments])
         assert self.process.stdin is not None
         self.process.stdin.write(f"{code}\n")
         self.process.stdin.flush()

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from app.cli.main import main
 from distributed.hosts.joined import JoinedMachine, is_door_open, joined_machines, save_joined
 from distributed.joining.door import Door
-from tests.distributed.joining import RunningDoor, SharedCode, short_folder
+from tests.distributed.joining import RunningDoor, SharedCode
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        yield
+def _own_folder(joining_config: Path) -> None:
+    """All that is joined here lies in a folder of its own."""
 
 
 @pytest.mark.parametrize(

@@ -44,20 +44,11 @@ from distributed.ssh.config import SshTarget, resolve
 from distributed.ssh.connection import SshConnection
 from distributed.ssh.errors import HostKeyChanged, NoRoute
 from profiles.errors import BadInput, MachinesNotReady
-from tests.distributed.joining import RunningDoor, Sharer, short_folder
+from tests.distributed.joining import RunningDoor, Sharer
 from tests.waiting import until
 from training.exchange.unauthenticated import MAX_CONNECTIONS
 
 WRONG = Code(1, ("aardvark", "abandoned", "abbreviate"))
-
-
-@pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningDoor]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        running = RunningDoor()
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -557,7 +548,7 @@ def test_signs_of_life_go_on_while_calls_come(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(helper_module, "BEAT", 0.05)
     near, far = socket.socketpair()
     line = DoorLine.__new__(DoorLine)
-    line._stream, line._buffer = near, b""
+    line._stream, line._buffer, line._rests, line._sending = near, b"", "", threading.Lock()
     calls = line.calls()
 
     def beat() -> bytes:
@@ -575,7 +566,7 @@ def test_signs_of_life_go_on_while_calls_come(monkeypatch: pytest.MonkeyPatch) -
 def test_a_call_that_is_no_token_is_not_answered() -> None:
     near, far = socket.socketpair()
     line = DoorLine.__new__(DoorLine)
-    line._stream, line._buffer = near, b""
+    line._stream, line._buffer, line._rests, line._sending = near, b"", "", threading.Lock()
     with near:
         for token in ("0\nGET /", "\ud800", 5, None, ["0" * 32], "0" * 32):
             far.sendall(json_line({"open": token}))

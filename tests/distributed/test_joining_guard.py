@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -16,7 +15,7 @@ from distributed.joining.guard import MARK, end_programs, mark_of
 from distributed.joining.pairing.keys import JoiningKey
 from distributed.joining.pools import JoinedPool, helper_identity, save_pool
 from distributed.ssh.connection import SshConnection, SshTarget
-from tests.distributed.joining import PROGRAM, RunningDoor, short_folder
+from tests.distributed.joining import PROGRAM, RunningDoor
 from tests.waiting import until
 
 
@@ -25,15 +24,6 @@ def is_over(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-@pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningDoor]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        running = RunningDoor()
-        yield running
-        running.close()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from distributed.hosts.file import save_hosts
 from distributed.hosts.joined import door_status, joined_machines
 from distributed.hosts.schema import Hosts, Machine
-from tests.distributed.joining import PROGRAM, JoinedProcess, SharedCode, free_port, short_folder
+from tests.distributed.joining import PROGRAM, JoinedProcess, SharedCode, free_port
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.host import LabHost
@@ -26,13 +26,6 @@ from training.records.events import WarningEvent
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 FIREWALL = "iptables -P INPUT DROP && iptables -A INPUT -i lo -j ACCEPT && iptables -A INPUT -p tcp ! --syn -j ACCEPT"
 """Nobody outside can open a connection."""
-
-
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        yield folder
 
 
 def joined(lab: Lab, host: LabHost, port: int) -> JoinedProcess:
@@ -64,7 +57,7 @@ def process_list() -> str:
 
 
 def test_it_trains_beside_others_returns_after_a_cut_and_leaves(
-    make_lab: MakeLab, tmp_path: Path, config: Path
+    make_lab: MakeLab, tmp_path: Path, joining_config: Path
 ) -> None:
     lab = make_lab("a", HostSpec("b", sshd=False))
     host = lab["b"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,16 @@ from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.network_interfaces import Interfaces
 from distributed.discovery.sightings import Reachability, SightingOrigin, State, apply
 from distributed.hosts.joined import JoinedMachine, save_joined
-from tests.distributed.joining import short_folder
 from tests.waiting import until
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 
 
 @pytest.fixture(autouse=True)
-def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[JoinedMachine]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        machine = JoinedMachine("studio", KEY, "ada", "Apple M3", "mps, cpu 8 cores", 16 << 30)
-        save_joined(machine)
-        yield machine
+def joined(joining_config: Path) -> JoinedMachine:
+    machine = JoinedMachine("studio", KEY, "ada", "Apple M3", "mps, cpu 8 cores", 16 << 30)
+    save_joined(machine)
+    return machine
 
 
 def listed(monkeypatch: pytest.MonkeyPatch, *connected: str) -> FoundMachine:

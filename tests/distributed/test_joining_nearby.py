@@ -19,20 +19,15 @@ from distributed.joining.pairing.codes import Code
 from distributed.joining.pairing.introductions import introduce
 from distributed.joining.pools import helper_identity
 from profiles.errors import BadInput, MachinesNotReady
-from tests.distributed.joining import RunningDoor, Sharer, short_folder
+from tests.distributed.joining import RunningDoor, Sharer
 
 WRONG = Code(1, ("aardvark", "abandoned", "abbreviate"))
 
 
-@pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningDoor]:
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-        monkeypatch.setattr(nearby, "_HEAD_START", 0.05)
-        monkeypatch.setattr(nearby, "_OTHERS_SECONDS", 0.0)
-        running = RunningDoor()
-        yield running
-        running.close()
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearby, "_HEAD_START", 0.05)
+    monkeypatch.setattr(nearby, "_OTHERS_SECONDS", 0.0)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def shared(host: LabHost) -> Iterator[str]:
 def join(host: LabHost, code: str, until: str) -> list[str]:
     """Type a code on a host as a person does; return what is said up to a line that contains ``until``."""
     lines: list[str] = []
-    words = [*PROGRAM, "join", "--yes", *code.upper().split("-")]
+    words = [*PROGRAM, "join", "--yes", "--lend", "own", *code.upper().split("-")]
     with started(host, words, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         while not (lines and until in lines[-1]):

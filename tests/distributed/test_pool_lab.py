@@ -61,7 +61,19 @@ def next_code(script: subprocess.Popen[str]) -> str:
 
 def join(host: LabHost, code: str) -> subprocess.Popen[str]:
     environment = f"PATH={Path(sys.prefix, 'bin')}:/usr/bin:/bin"
-    words = ["env", "XDG_CONFIG_HOME=/root/.config", environment, sys.executable, "-m", "muster", "join", "--yes", code]
+    words = [
+        "env",
+        "XDG_CONFIG_HOME=/root/.config",
+        environment,
+        sys.executable,
+        "-m",
+        "muster",
+        "join",
+        "--yes",
+        "--lend",
+        "own",
+        code,
+    ]
     nothing = subprocess.DEVNULL
     return host.popen([*words, "--name", host.name], cwd=REPOSITORY, stdin=nothing, stdout=nothing, stderr=nothing)
 

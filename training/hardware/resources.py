@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -104,7 +105,7 @@ def threads(chosen: int, usual: int, free: float | None = None) -> int:
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Return the bytes of the tightest limit of this process' control groups and their parents; ``None`` without
+    """Return the bytes of the tightest limit of this process, its control groups and their parents; ``None`` without
     any.
 
     Args:
@@ -113,7 +114,14 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     files = (folder / ("memory.max" if second else "memory.limit_in_bytes")
              for folder, second in control_groups("memory", root))  # fmt: skip
     texts = (text_of(file).strip() for file in files)
-    return min((int(text) for text in texts if re.fullmatch(r"[0-9]{1,18}", text)), default=None)
+    limits = [int(text) for text in texts if re.fullmatch(r"[0-9]{1,18}", text)]
+    return min([*limits, *filter(None, [data_limit()])], default=None)
+
+
+def data_limit() -> int | None:
+    """Return the bytes of data that this process may have, as on a machine that is lent in part; ``None``: all."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def total_memory(root: Path = Path("/")) -> tuple[int, bool]:
@@ -140,6 +148,9 @@ def free_memory(root: Path = Path("/")) -> int:
         files = re.findall(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
         if re.fullmatch(r"[0-9]{1,18}", limit) and used.isdecimal():
             left.append(int(limit) - int(used) + max(map(int, files), default=0))
+    if (data := data_limit()) is not None:
+        memory = psutil.Process().memory_info()
+        left.append(data - getattr(memory, "data", memory.rss))
     return max(0, min(left))
 
 

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import os
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import typer
@@ -14,7 +16,7 @@ import typer
 from app.cli.arguments import Yes
 from app.cli.machines.discover import until_signal
 from app.cli.terminal import confirmed, somebody
-from app.console import answered_yes, command_line, ctrl_c_heard, say, show_line, visible
+from app.console import answered_yes, command_line, ctrl_c_heard, say, show_json, show_line, visible
 from distributed.hosts.joined import (
     DEFAULT_PORT,
     NotConnected,
@@ -23,24 +25,54 @@ from distributed.hosts.joined import (
     joined_machines,
     joining_folder,
 )
+from distributed.hosts.lending import CLASSES, PERMITS, LendClass
 from distributed.joining.dialling import Meeting
 from distributed.joining.helper import leave as leave_pool
 from distributed.joining.helper import serve_pools
+from distributed.joining.lending.box import NoBox
+from distributed.joining.lending.box_check import require_box
+from distributed.joining.lending.ledger import ended_loans, running_loans
+from distributed.joining.lending.resting import require_limits
+from distributed.joining.lending.terms import LendingTerms, parse_hours, parse_memory
 from distributed.joining.nearby import meet_nearby
 from distributed.joining.pairing.codes import Code, parse_code
 from distributed.joining.pairing.exchange import Introduction
 from distributed.joining.pairing.introductions import introduce
-from distributed.joining.pools import helper_identity, joined_pools
-from distributed.joining.share_client import TRUST, Applicant, Joined, OpenShare, WrongTry, described, door_addresses
+from distributed.joining.pools import helper_identity, joined_pools, save_pool
+from distributed.joining.share_client import (
+    TRUST,
+    Applicant,
+    Joined,
+    OpenShare,
+    WrongTry,
+    described,
+    door_addresses,
+    lent_line,
+)
 from distributed.ssh.connection import SshConnection, SshTarget
 from profiles.errors import BadInput, ExitCode, MachinesNotReady
+from profiles.quantities import span_text
 
 _LONGEST_CODE = 200
-_TRUST_THERE = (
-    "It can run any program here with your rights, and read all your files, as somebody who logs in as you.",
-    "Join only a computer of yours, or of somebody to whom you would give your password.",
-    "It can do so while this command runs. Ctrl-C ends what it runs here; leave also ends the permission.",
-)
+_SHOWN = 100
+_WHILE = "It can do so while this command runs. Ctrl-C ends what it runs here; leave also ends the permission."
+_TRUST_THERE: dict[LendClass, tuple[str, ...]] = {
+    "tasks": (
+        "It can train with this computer's own Muster: it sends data and weights, and no program of it ever runs here.",
+        "All of that happens in a box, without your files and your network. GPU drivers are shared with it.",
+        _WHILE,
+    ),
+    "friend": (
+        "It can run its programs here in a box: they see their own folder, not your files and not your network.",
+        "Join only a computer of somebody whom you know: GPU drivers are shared with the box, and may have gaps.",
+        _WHILE,
+    ),
+    "own": (
+        "It can run any program here with your rights, and read all your files, as somebody who logs in as you.",
+        "Join only a computer of yours, or of somebody to whom you would give your password.",
+        _WHILE,
+    ),
+}
 
 
 def share(
@@ -80,8 +112,8 @@ def _show_code(offer: OpenShare) -> None:
 
 def _question(introduction: Introduction, address: str) -> str:
     say(f"{_shown(introduction)} at {visible(address)} wants to join this computer.")
-    for line in TRUST:
-        say(f"  {line}")
+    for line in (lent_line(introduction), *TRUST):
+        say(f"  {visible(line)}")
     return f"Admit {introduction.name}?"
 
 
@@ -119,19 +151,34 @@ def join(
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="Name of this computer there; default: its host name.")] = "",
+    lend: Annotated[
+        str,
+        typer.Option(
+            metavar="CLASS",
+            help="What it may run here: tasks (no code of others), friend (programs, in a box), own (everything); "
+            "default: tasks where this computer has a box, else own.",
+        ),
+    ] = "",
+    while_idle: Annotated[bool, typer.Option("--while-idle", help="Only while nobody uses this computer.")] = False,
+    hours: Annotated[str, typer.Option(metavar="FROM-TO", help="Only at these hours, such as 22-7.")] = "",
+    on_mains: Annotated[bool, typer.Option("--on-mains", help="Only while it is plugged in.")] = False,
+    memory: Annotated[str, typer.Option(metavar="AMOUNT", help="At most so much memory, such as 8GB.")] = "",
+    cores: Annotated[int, typer.Option(min=0, help="At most so many cores; 0: all.")] = 0,
     yes: Yes = False,
 ) -> ExitCode:
     """Join a computer that shares a code, and be driven by it until Ctrl-C; alone, by those joined before.
 
     Other users of this computer may see a code on the command line while it is open, but not one that is asked for.
     """
-    typed = " ".join(code or ())
+    typed, lent = " ".join(code or ()), LentOptions(lend, while_idle, hours, on_mains, memory, cores)
     if typed or at:
-        _pair(typed, at, name, yes)
+        _pair(typed, at, name, yes, lent)
     elif not joined_pools():
         if not somebody():
             raise BadInput("this computer has joined nothing yet", "type the code that share shows on the other one")
-        _pair("", "", name, yes)
+        _pair("", "", name, yes, lent)
+    elif lent != LentOptions():
+        _change_terms(lent.terms(), yes)
     with until_signal() as stop, _only_one() as is_only:
         if not is_only:
             say("a join that runs on this computer already takes it up")
@@ -141,17 +188,67 @@ def join(
     return stop.code
 
 
-def _pair(typed: str, address: str, name: str, yes: bool) -> None:
+@dataclass(frozen=True)
+class LentOptions:
+    """The options of ``join`` about what others may run here, as they were typed."""
+
+    lend: str = ""
+    while_idle: bool = False
+    hours: str = ""
+    on_mains: bool = False
+    memory: str = ""
+    cores: int = 0
+
+    def terms(self) -> LendingTerms:
+        """Return the terms, whose box has been tested; without a class the strictest one that works here.
+
+        Raises:
+            BadInput: an option has no meaning, or its class does not work here.
+        """
+        if self.lend not in ("", *CLASSES):
+            raise BadInput(f"--lend {self.lend!r} is no class", f"one of {', '.join(CLASSES)}")
+        lend: LendClass = next((known for known in CLASSES if known == self.lend), CLASSES[0])
+        span, memory = parse_hours(self.hours) if self.hours else None, parse_memory(self.memory) if self.memory else 0
+        terms = LendingTerms(lend, self.while_idle, span, self.on_mains, memory, self.cores)
+        require_limits(terms)
+        try:
+            require_box(terms)
+        except NoBox as missing:
+            if self.lend:
+                raise
+            say(f"only class own works here: {missing.message}")
+            say(f"  {missing.hint}")
+            return replace(terms, lend="own")
+        return terms
+
+
+def _change_terms(terms: LendingTerms, yes: bool) -> None:
+    """Lend this computer on other terms to all that it has joined."""
+    for pool in joined_pools():
+        _show_terms(terms)
+        if not (yes or confirmed(f"Lend it so to {visible(pool.name)}?", "another class gives other rights")):
+            raise BadInput("nothing was changed", "")
+        save_pool(replace(pool, terms=terms))
+
+
+def _show_terms(terms: LendingTerms) -> None:
+    say(f"This computer is lent as class {terms.lend}{f', {terms.limits}' if terms.limits else ''}.")
+    for line in _TRUST_THERE[terms.lend]:
+        say(f"  {line}")
+
+
+def _pair(typed: str, address: str, name: str, yes: bool, lent: LentOptions) -> None:
     identity = helper_identity()
     code = _parsed(typed or _asked_code(address))
-    introduction = introduce(identity.public, name=name)
+    terms = lent.terms()
+    introduction = introduce(identity.public, name=name, lend=terms.lend, limits=terms.limits)
     if address:
         meeting = Meeting(code, address, identity, introduction)
     else:
         say("looking for the computer that shares it on this network")
         meeting = meet_nearby(code, identity, introduction)
     with contextlib.closing(meeting):
-        pool = meeting.agree(lambda pool: _agreed(pool, meeting.door, yes))
+        pool = meeting.agree(lambda pool: _agreed(pool, meeting.door, yes, terms), terms)
     say(f"joined {visible(pool.name)}; this computer is {visible(pool.known_as)} there")
 
 
@@ -175,11 +272,10 @@ def _asked_code(address: str) -> str:
         return sys.stdin.readline(_LONGEST_CODE)
 
 
-def _agreed(pool: Introduction, address: str, yes: bool) -> bool:
+def _agreed(pool: Introduction, address: str, yes: bool, terms: LendingTerms) -> bool:
     say(f"The code is right. {_shown(pool)} at {visible(address)} wants to train on this computer.")
-    for line in _TRUST_THERE:
-        say(f"  {line}")
-    is_willing = yes or confirmed(f"Join {pool.name}?", "joining gives another computer your rights")
+    _show_terms(terms)
+    is_willing = yes or confirmed(f"Join {pool.name}?", "joining lets another computer train on this one")
     if is_willing:
         say(f"waiting until {pool.name} admits this computer")
     return is_willing
@@ -198,6 +294,29 @@ def _only_one() -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
+
+
+def lent(
+    as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON list.")] = False,
+) -> ExitCode:
+    """Show what has run on this computer for those that it has joined, and how long."""
+    pools = joined_pools()
+    running = running_loans({pool.identity: (pool.name, pool.terms.lend) for pool in pools})
+    loans = [*ended_loans()[-_SHOWN:], *running]
+    if as_json:
+        show_json([asdict(loan) for loan in loans])
+        return ExitCode.DONE
+    for pool in pools:
+        limits = f", {pool.terms.limits}" if pool.terms.limits else ""
+        show_line(f"lent to {visible(pool.name)} as class {pool.terms.lend}{limits}: {PERMITS[pool.terms.lend]}")
+    if not loans:
+        show_line("nothing has run here for others")
+    for loan in loans:
+        state = "runs" if loan.is_running else "ran"
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(loan.began))
+        spent = f"{span_text(loan.seconds)}, {span_text(loan.computed)} of processor time"
+        show_line(f"{began}  {visible(loan.pool)} ({loan.lend})  {loan.run} member {loan.rank}: {state} {spent}")
+    return ExitCode.DONE
 
 
 def leave(

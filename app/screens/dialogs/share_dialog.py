@@ -100,11 +100,11 @@ class ShareDialog(Box[str]):
             self._say(literal(f"No machine has joined: {visible(event.reason)}. c shares again.", "$text-warning"))
 
     def _ask(self, applicant: Applicant) -> None:
-        from distributed.joining.share_client import TRUST, described
+        from distributed.joining.share_client import TRUST, described, lent_line
 
         name = applicant.introduction.name
         about = literal(f"{described(applicant.introduction)} at {applicant.address}", "bold")
-        lines = (about, Content(""), *map(muted, TRUST))
+        lines = (about, Content(""), *map(muted, (visible(lent_line(applicant.introduction)), *TRUST)))
         self._question = AcceptDialog(f"Does {name} join this computer?", "Admit it", *lines)
         self.app.push_screen(self._question, lambda admitted: self._answer(name, bool(admitted)))
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from distributed.hosts.lending import LendClass
 from distributed.joining.pairing.codes import Code
 from distributed.joining.pairing.keys import JoiningKey, is_signed
 from profiles.errors import BadInput
@@ -63,6 +64,10 @@ class Introduction(BaseModel):
     """Bytes."""
     addresses: Annotated[tuple[_Text, ...], Field(max_length=16)] = ()
     """Addresses of the pool's door, as the pool sees them."""
+    lend: LendClass = "own"
+    """Of a helper: what it lets the pool run."""
+    limits: _Text = ""
+    """Of a helper: when and how much, in words."""
 
 
 class _Side(Protocol):

@@ -9,6 +9,7 @@ import socket
 
 from distributed.discovery.announce import describe_this_machine
 from distributed.discovery.network_interfaces import PathKind, list_interfaces
+from distributed.hosts.lending import LendClass
 from distributed.joining.pairing.exchange import Introduction
 
 _LONGEST_LABEL = 40
@@ -17,13 +18,14 @@ _UNLIKELY = (PathKind.DOCKER, PathKind.VIRTUAL)
 """Kinds of interfaces that lead to this computer's own guests."""
 
 
-def introduce(key: str, port: int = 0, name: str = "") -> Introduction:
+def introduce(key: str, port: int = 0, name: str = "", lend: LendClass = "own", limits: str = "") -> Introduction:
     """Return this computer's introduction.
 
     Args:
         key: its public key, in SSH's wire format, base64.
         port: of its door, if it has one.
         name: what it is to be called; empty: its host name.
+        lend, limits: what it lets the other one run, and when, in words.
     """
     about = describe_this_machine()
     return Introduction(
@@ -33,6 +35,8 @@ def introduce(key: str, port: int = 0, name: str = "") -> Introduction:
         system=about["model"][:120],
         devices=about["devices"][:120],
         memory=int(about["memory"]),
+        lend=lend,
+        limits=limits[:120],
         addresses=tuple(address_text(host, port) for host in own_addresses()) if port else (),
     )
 

@@ -1,0 +1,1 @@
+"""What this computer lends to those that it has joined: which programs, in which box, and when."""
