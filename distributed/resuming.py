@@ -30,7 +30,7 @@ from distributed.preparation.preflight import Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from distributed.run.backlog import LeftAlone, since_supervisor
 from distributed.run.returning import take_up
-from distributed.run.run_machines import on_present, require_listed, rollback_warning
+from distributed.run.run_machines import continuation, on_others, on_present, require_listed, rollback_warning
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import program
 from profiles.quantities import span_text
@@ -71,15 +71,15 @@ def resume_run(
     """Resume the run in ``path`` in the background, on the machines that hold its snapshots.
 
     Absent machines stay members of the run, where members may be missing: they may rejoin while it runs, or when it is
-    resumed again. A run of one member goes on with others, or without those that are absent. One whose machines train
-    on, or have ended it, without its supervisor is taken up where it is instead.
+    resumed again. Other machines bring new members; a model that is divided is cut anew for them. A run whose machines
+    train on, or have ended it, without its supervisor is taken up where it is instead.
 
     Args:
         hosts: machines to resume it on; ``None``: its own.
 
     Raises:
         BadInput: another process works on it, machines of its plan are not in its hosts file, the machines do not
-            have all parts of any snapshot, or they train until they end by themselves.
+            have all parts of any snapshot, the run takes no others, or they train until they end by themselves.
         NotReady: a machine cannot take part.
         RunFailed: the supervisor did not start.
     """
@@ -87,15 +87,14 @@ def resume_run(
     if hosts is None:
         require_listed(plan, [machine.name for machine in recorded.machines])
         hosts = recorded.only(plan.machines)
-    elif plan.world_size > 1 or plan.launch is not None:
-        message = f"run {plan.run_id} goes on with the machines it began with: only one model can be cut otherwise"
-        raise BadInput(message, "leave --hosts out")
+    elif plan.launch is not None:
+        raise BadInput(f"run {plan.run_id} of a script goes on with the machines it began with", "leave --hosts out")
     machines = prepare(hosts, plan.profile.model.task, prepare_options)
     try:
         left_alone = since_supervisor(RunFolder.open(path), [link for link, _ in machines])
         if _goes_on_by_itself(path, plan, left_alone, prepare_options.tell):
             return
-        plan = _on_these(path, plan, machines, prepare_options.tell)
+        plan = _on_these(path, plan, machines, prepare_options.tell, hosts is not None)
     finally:
         for link, _ in machines:
             link.close()
@@ -131,12 +130,18 @@ def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: T
     return False
 
 
-def _on_these(path: Path, plan: RunPlan, machines: Sequence[Ready], tell: Tell) -> RunPlan:
-    """Return the plan of an attempt on these machines."""
+def _on_these(path: Path, plan: RunPlan, machines: Sequence[Ready], tell: Tell, are_named: bool) -> RunPlan:
+    """Return the plan of an attempt on these machines; ``are_named``: a person chose them."""
     links = [link for link, _ in machines]
-    if plan.world_size > 1 or {link.name for link in links} == {*plan.machines}:
+    if plan.world_size == 1 and {link.name for link in links} != {*plan.machines}:
+        return recut(plan, machines, held_parts(links, plan.run_id), path, tell)
+    if plan.world_size == 1 or not are_named:
         return on_present(plan, machines)
-    return recut(plan, machines, held_parts(links, plan.run_id), path, tell)
+    there, events = on_others(plan, machines), RunFolder.open(path).events()
+    held = held_parts(links, plan.run_id)
+    _require_covered(held, plan.run_id)
+    tell(continuation(events, plan, there, {part.step for parts in held.values() for part in parts}))
+    return there
 
 
 def _merged(recorded: Hosts, taking_part: Hosts) -> Hosts:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, PlainSerializer, field_validator
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, field_validator
 
 from profiles.declarations import OptionError, Section, invalid_choice, option
 
@@ -20,6 +21,21 @@ def _integral(steps: float) -> float:
 
 StepsOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_integral)]
 """Serialised as an integer if it is one, so that documents keep their format."""
+
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600}
+_TIME = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_SECONDS)})")
+_MOST_SECONDS = 7 * 86_400.0
+_EARLIER_INTERVAL, _SHARE, _LEAST_SECONDS = 200, 0.1, 5.0
+
+
+def _steps_or_time(value: Any) -> int | str:
+    text = str(value).strip().lower()
+    if not isinstance(value, bool) and text.isdecimal():
+        return int(text)
+    if (time := _TIME.fullmatch(text)) and 1 <= float(time[1]) * _SECONDS[time[2]] <= _MOST_SECONDS:
+        return f"{time[1]}{time[2]}"
+    raise OptionError("snapshot_interval", "neither a time of a second to a week, such as 5m, 90s or 1h, nor steps")
+
 
 IntervalOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_integral, return_type=Any)]
 """Also in JSON an integer if it is one: plans of earlier versions, in which it always was, keep their hashes."""
@@ -148,7 +164,32 @@ class EvaluationSettings(Section):
 class SnapshotSettings(Section):
     """Snapshots to resume from."""
 
-    snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
+    snapshot_interval: Annotated[int | str, BeforeValidator(_steps_or_time)] = option(
+        "5m",
+        "write a snapshot at least so often: 5m, 90s, 1h; in shorter runs about ten times in all. A number: after so "
+        "many steps; 0: only when stopped",
+    )
     snapshot_keep: int = option(
         2, "how many snapshots to keep; with several workers at least 2, and 1 more until the next one", ge=1
     )
+
+    @property
+    def steps(self) -> int:
+        """Steps between two snapshots; 0: they follow time, or there are none."""
+        return self.snapshot_interval if isinstance(self.snapshot_interval, int) else 0
+
+    @property
+    def seconds(self) -> float:
+        """Most seconds between two snapshots; 0: they follow steps, or there are none."""
+        time = _TIME.fullmatch(str(self.snapshot_interval))
+        return float(time[1]) * _SECONDS[time[2]] if time else 0.0
+
+    def seconds_in(self, run_seconds: float) -> float:
+        """Return the seconds between two snapshots that follow time, in a run of about ``run_seconds``."""
+        return min(self.seconds, max(_SHARE * run_seconds, _LEAST_SECONDS))
+
+    @property
+    def counted(self) -> SnapshotSettings:
+        """As hashes of plans have them: the default is that of now, also where a plan has the one of before."""
+        is_earlier = self.snapshot_interval == _EARLIER_INTERVAL
+        return SnapshotSettings(snapshot_keep=self.snapshot_keep) if is_earlier else self

@@ -128,7 +128,7 @@ class TourScript:
         self._live = set(range(len(names)))
         self._victim = names.index(VICTIM) if VICTIM in names[1:] else None
         self._loads_at = 0.0
-        self._began = START
+        self._began = self._snapshot_at = START
 
     @cached_property
     def _steps(self) -> int:
@@ -204,7 +204,8 @@ class TourScript:
         if self._time >= self._loads_at:
             self._loads_at = self._time + _LOAD_EVERY
             yield from (self._load(rank, self._time) for rank in live)
-        if (snapshot_interval := self._plan.profile.snapshot.snapshot_interval) and step % snapshot_interval == 0:
+        if step < self._steps and self._is_snapshot_due(step, cost):
+            self._snapshot_at = self._time
             yield from (self._snapshot(rank, step) for rank in live)
         yield from self._evaluated(step) if step < self._steps else ()
         if step == self._back_at and self._victim is not None:
@@ -281,6 +282,12 @@ class TourScript:
         if step in (0, self._steps):
             return tuple(fixture().workload.evaluated)
         return ("validation",) if interval and step % interval == 0 else ()
+
+    def _is_snapshot_due(self, step: int, cost: Cost) -> bool:
+        settings = self._plan.profile.snapshot
+        if settings.steps:
+            return step % settings.steps == 0
+        return 0 < settings.seconds_in(self._steps * cost.seconds) <= self._time - self._snapshot_at
 
     def _snapshot(self, rank: int, step: int) -> SnapshotEvent:
         path = f"checkpoints/member-{rank}/step-{step:08d}"

@@ -27,6 +27,7 @@ from training.records.events import (
     WarningEvent,
 )
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
+from training.run.other_members import with_newcomers
 from training.run.outcome import newest_complete_step, newest_snapshots
 
 ANY = ("0.0.0.0", "::")
@@ -68,6 +69,38 @@ def on_present(plan: RunPlan, machines: Iterable[Ready]) -> RunPlan:
     members = tuple(m.model_copy(update={"devices": tuple(map(today, m.devices))}) for m in plan.members)
     absent = tuple(member.rank for member in members if not dials_here.keys() >= set(member.machines))
     return plan.model_copy(update={"members": members, "absent": absent})
+
+
+def on_others(plan: RunPlan, machines: Sequence[Ready]) -> RunPlan:
+    """Return the plan of an attempt on these machines, of which some may be new.
+
+    Raises:
+        BadInput: the run takes no new ones.
+    """
+    fresh = [(link.machine, name, facts) for link, facts in machines if link.name not in plan.machines
+             for name in devices_of(link.machine)]  # fmt: skip
+    newcomers = [member_of(machine, name, rank, plan.profile, facts=facts).on_device(interface=machine.interface)
+                 for rank, (machine, name, facts) in enumerate(fresh, plan.world_size)]  # fmt: skip
+    return on_present(with_newcomers(plan, newcomers), machines)
+
+
+def continuation(events: Iterable[Event], before: RunPlan, plan: RunPlan, held: Collection[int]) -> str:
+    """Return a line on where a run goes on with other members than before.
+
+    Args:
+        before: its plan until now.
+        held: steps of the snapshots on the machines that take part.
+    """
+    newest = newest_snapshots(events)
+    there = {rank: (step, set(live) - set(plan.absent)) for rank, (step, live) in newest.items()
+             if rank not in plan.absent}  # fmt: skip
+    step = newest_complete_step(there)
+    step = step if step in held else max(held)
+    new = [member.name for member in plan.members[before.world_size :]]
+    old = [m.name for m in before.members if m.rank not in plan.absent]
+    gone = [m.name for m in before.members if m.rank in plan.absent]
+    words = [f"goes on from the snapshot of step {step} on {', '.join([*old, *(f'{name} (new)' for name in new)])}"]
+    return ", ".join([*words, *([f"without {', '.join(gone)}"] if gone else [])])
 
 
 def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:

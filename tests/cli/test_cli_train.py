@@ -243,7 +243,10 @@ def test_a_run_is_not_resumed_and_rehearsed() -> None:
     ("changes", "message"),
     [
         ({"overrides": {"learning_rate": "1"}, "profile": ""}, "takes no other learning_rate"),
-        ({"overrides": {"workers": "3"}, "profile": ""}, "goes on with the workers it began with"),
+        (
+            {"overrides": {"workers": "3", "layout": "pipeline"}, "profile": ""},
+            "goes on with the workers it began with",
+        ),
         ({"overrides": {}, "profile": "nanogpt"}, "is of profile 'demo-scratch'"),
     ],
 )

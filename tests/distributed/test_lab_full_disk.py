@@ -12,7 +12,7 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
-from training.records.events import MemberEvent
+from training.records.events import WarningEvent
 from training.records.run_folder import RunFolder
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -46,7 +46,7 @@ def fill(path: Path) -> None:
     subprocess.run(["dd", "if=/dev/zero", f"of={path}", "bs=4k"], capture_output=True)
 
 
-def test_a_machine_whose_disk_is_full_is_named_and_the_others_go_on(make_lab: MakeLab, tmp_path: Path) -> None:
+def test_a_machine_whose_disk_is_full_is_named_and_trains_on(make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab("a", HostSpec("b", home_mb=ROOM_MB))
     muster, run_id = begin(lab, tmp_path)
     lab["b"].run(["dd", "if=/dev/zero", "of=/root/fill", "bs=1M"])
@@ -54,9 +54,10 @@ def test_a_machine_whose_disk_is_full_is_named_and_the_others_go_on(make_lab: Ma
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
     events = RunFolder.open(muster.folder_of(run_id)).events()
-    (said,) = [event.message for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
-    assert said.startswith(f"the snapshot of step {SNAPSHOT_AT} cannot be written to ")
-    assert said.endswith("the disk is full")
+    said = next(event.message for event in events if isinstance(event, WarningEvent) and event.member == 1)
+    assert said.startswith(f"b: the snapshot of step {SNAPSHOT_AT} cannot be written to ")
+    assert said.endswith("the disk is full (free some space); training goes on, and no snapshot was written yet")
+    assert [muster.losses(run_id, rank)[-1][0] for rank in (0, 1)] == [LAST, LAST]
     assert lab["b"].run(["find", "/root/.cache/muster/runs", "-path", "*checkpoints/*", "-type", "f"]).stdout == ""
     assert [ours(host) for host in lab] == [[], []]
 

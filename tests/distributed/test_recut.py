@@ -164,11 +164,12 @@ def test_a_run_goes_on_with_the_machines_of_another_file(
     assert [machine.name for machine in load_hosts(folder.path / RUN_HOSTS).machines] == [*"abcd"]
 
 
-def test_a_run_of_several_members_keeps_its_machines(tmp_path: Path) -> None:
+def test_machines_without_a_snapshot_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = toy_plan(2)
     with RunFolder.create(tmp_path, plan, ["test"]) as folder:
         save_hosts(Hosts(machines=(Machine(name="a"), Machine(name="b"))), folder.path / RUN_HOSTS)
-    with pytest.raises(BadInput, match="goes on with the machines it began with"):
+    monkeypatch.setattr(resuming, "prepare", lambda *_: ready(Holder("c")))
+    with pytest.raises(BadInput, match="none of these machines has a part of a snapshot of run .*: c"):
         resume_run(folder.path, plan, PrepareOptions(), ["test"], Hosts(machines=(Machine(name="c"),)))
 
 

@@ -159,8 +159,9 @@ def test_a_stage_whose_snapshot_cannot_be_written_is_named(tmp_path: Path) -> No
     plan = plan_local_run(profile_of(model_path="tests.layouts.deep_model:deep_job"), 2)
     trainer = Trainer(plan, 1, CustomTask(plan.profile), SoloExchange(), lambda event: None, Control(), tmp_path)
     (tmp_path / "checkpoints").write_text("a file where the folder belongs")
+    trainer.writer.begin(Snapshot(1, {}), plan.hash(), in_background=False)
     with pytest.raises(RunFailed) as caught:
-        trainer.writer.begin(Snapshot(1, {}), plan.hash(), in_background=False)
+        trainer.writer.wait(is_required=True)
     assert caught.value.machine == "worker-0-stage-2"
 
 
@@ -212,7 +213,7 @@ def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
         with pytest.raises(BadInput, match=f"layout = {layout} needs 2 workers or more, not 1"):
             with_workers(plan, 1, layout)
     with pytest.raises(BadInput, match="goes on with the workers it began with"):
-        with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
+        with_workers(plan_local_run(profile_of(stages=2), 4), 3)
     with pytest.raises(BadInput, match="layout = pipeline .*fp16"):
         with_workers(plan_local_run(profile_of(layout="replicate", mixed_precision="fp16"), 1), 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import SoloExchange
 from training.loop.state import check_finite
 from training.loop.trainer import Trainer
-from training.records.events import Event, MemberEvent, SnapshotEvent, StepEvent
+from training.records.events import Event, MemberEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.run.orders import Command, Control
 from training.snapshots import snapshot_store as checkpoint
 from training.snapshots import tensor_file
@@ -115,12 +116,21 @@ def test_what_an_event_tells_of_is_on_the_disk(tmp_path: Path) -> None:
     assert sound == [True] * 4
 
 
-def test_a_full_disk_ends_the_run_at_its_next_step_and_names_the_machine(tmp_path: Path, full_disk: SlowDisk) -> None:
+def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, full_disk: SlowDisk) -> None:
     events = list[Event]()
-    with pytest.raises(RunFailed, match=r"worker-0: the snapshot of step 3 cannot be written .*: the disk is full"):
-        train(tmp_path, events.append)
-    assert not any(isinstance(event, SnapshotEvent) for event in events)
-    assert not (tmp_path / "model").exists()
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepEvent) and event.step == 8:
+            full_disk.error = None
+
+    train(tmp_path, emit, interval=2, max_steps=12)
+    warned = [event.message for event in events if isinstance(event, WarningEvent)]
+    assert len(warned) == 2 and warned[1] == "worker-0 can write snapshots again"
+    said = r"worker-0: the snapshot of step 2 cannot be written to .*: the disk is full \(free some space\); "
+    assert re.fullmatch(said + "training goes on, and no snapshot was written yet", warned[0])
+    assert [event.step for event in events if isinstance(event, SnapshotEvent)][-1] == 10
+    assert (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("order", ["stop", "snapshot"])
@@ -196,14 +206,14 @@ def test_where_there_is_no_room_for_a_copy_training_waits(tmp_path: Path, case: 
     writer.close()
 
 
-def test_a_failed_one_can_be_written_again(tmp_path: Path, full_disk: SlowDisk) -> None:
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_failed_one_can_be_written_again(tmp_path: Path, full_disk: SlowDisk, in_background: bool) -> None:
     writer = writer_of(tmp_path)
-    writer.begin(Snapshot(1, {"w": torch.zeros(3)}), "plan")
+    writer.begin(Snapshot(1, {"w": torch.zeros(3)}), "plan", in_background)
     assert writer.newest_in_words() == "no snapshot was written yet"
-    writer.close()
     full_disk.error = None
     with pytest.raises(RunFailed, match="studio: the snapshot of step 1"):
-        writer.check()
+        writer.wait(is_required=True)
     writer.begin(Snapshot(1, {"w": torch.zeros(3)}), "plan")
     assert writer.newest_in_words() == "the snapshot of step 1 is kept"
 

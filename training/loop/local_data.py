@@ -41,6 +41,12 @@ def schedule_for(plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> Sc
     return LocalSchedule(plan, task, rank, exchange) if stays else schedule_of(plan, task)
 
 
+def total_steps(plan: RunPlan, schedule: Schedule) -> int:
+    """Return the steps of a run with the members that it began with."""
+    sizes = {member.rank: member.batch_size for member in plan.first_members}
+    return plan.profile.training.max_steps or schedule.total_steps(sizes, plan.profile.training.epochs)
+
+
 class LocalSchedule(SplitSchedule):
     """Members that train on the data of their machines.
 

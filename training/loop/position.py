@@ -15,6 +15,7 @@ from training.data.balance import ShareBalance
 from training.data.partitions import Schedule
 from training.data.sample_order import Cursor
 from training.loop.state import persistent_buffers, prefixed, tensors_under
+from training.snapshots.snapshot_pace import SnapshotPace
 from training.tasks.own_code.streams import Stream
 
 _BEST = "best"
@@ -64,6 +65,8 @@ class Position:
     earlier one replaces it."""
     balance: ShareBalance | None = None
     """Shares that follow the members' speed; ``None``: they stay as planned."""
+    pace: SnapshotPace | None = None
+    """When all write their next snapshot."""
     schedule: Schedule | None = None
     """Of the samples that lost members had in hand, which go back; ``None``: others have taken their work already."""
     stream: Stream | None = None
@@ -117,6 +120,8 @@ class Position:
         before = [(number, step) for number, step in self.attempts if step < self.step]
         self.attempts = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
         self.since = self.since or Synchronised(self.step, self.cursor, self.batch_sizes)
+        if self.pace is not None:
+            self.pace.begin(self.step)
 
     def note_cut_short(self) -> None:
         """Record that a stopping member has cut the evaluation after this step short."""
@@ -141,6 +146,7 @@ class Position:
             "since": None if self.schedule is None or self.since is None else self.since.state(),
             **({} if self.balance is None else {"balance": self.balance.state()}),
             **self._stream_state(),
+            **({} if self.pace is None else {"pace": self.pace.state()}),
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -149,7 +155,7 @@ class Position:
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], absent: Collection[int] = ()) -> None:
         """Restore from :meth:`state` and :meth:`tensors`; ``batch_sizes`` holds all possibly live members, of which
-        ``absent`` ones are left out unless no others were live."""
+        ``absent`` ones are left out. Where none of those that were live is there, all that are there go on."""
         self.step = int(state["step"])
         self.cursor = Cursor(**state["cursor"])
         self.next_evaluation = int(state["next_evaluation"])
@@ -162,8 +168,11 @@ class Position:
         stream = state.get("stream", {})
         if self.stream is not None and stream.get("partition") == self.partition:
             self.stream.restore(stream)
+        if self.pace is not None:
+            self.pace.load(state.get("pace", {}), self.step)
         self.since = Synchronised.load(state["since"]) if state.get("since") else None
-        if self._train_with({rank: size for rank, size in live.items() if rank not in absent} or live):
+        there = {rank: size for rank, size in self.batch_sizes.items() if rank not in absent}
+        if self._train_with({rank: size for rank, size in live.items() if rank in there} or there or live):
             self.since = None
 
 

@@ -21,7 +21,7 @@ from training.layouts.whole import WholeModel
 from training.loop.data_fingerprint import change_warnings, check_devices, check_same, check_unchanged, describe
 from training.loop.evaluation import Evaluator, evaluates_local_weights, progress_reports
 from training.loop.last_step import LastStep
-from training.loop.local_data import LocalSchedule, schedule_for
+from training.loop.local_data import LocalSchedule, schedule_for, total_steps
 from training.loop.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.loop.resuming import agree_on_snapshot, hand_over, load_agreed, take_over
 from training.loop.state import (
@@ -45,6 +45,7 @@ from training.records.plan import RunPlan
 from training.run.orders import Control
 from training.snapshots.member_snapshots import MemberSnapshots, Origin
 from training.snapshots.snapshot_copies import copies_of
+from training.snapshots.snapshot_pace import SnapshotPace
 from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import Strategy, StrategyContext
@@ -79,6 +80,7 @@ class Trainer:
         self.stopping = EarlyStopping.of(plan.profile.evaluation)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
         self._may_leave, self.giving_way = not self.layout.is_part, GivingWay(self.name, emit)
+        self.pace = self.position.pace = SnapshotPace(plan.profile.snapshot, self.writer, exchange, self.layout.largest)
 
     # ------------------------------------------------------------------------------------------------- life of a run
 
@@ -115,7 +117,7 @@ class Trainer:
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
         self.position.set_data(self.task.train, self.local.partition_of(self.rank) if self.local else 0)
         self.position.schedule = None if kind.segment_steps(self.profile.strategy) else self.schedule
-        self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
+        self.total_steps = self.pace.total_steps = total_steps(self.plan, self.schedule)
         start, norm = start_of(self.profile), settings.max_grad_norm
         peak = peak_rate(settings, self.plan.global_batch, start in kind.scales_learning_rate)
         self._rates = LearningRates(settings, self.total_steps, peak, self.task.lr_scheduler)
@@ -133,9 +135,8 @@ class Trainer:
             self.member.batch_size, lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir,
             self._name_of, self.local, layout=self.layout, progress=self.report,
         )  # fmt: skip
-        self.average = WeightAverage(model, settings.ema)
+        self.average, self.last_step = WeightAverage(model, settings.ema), LastStep(self.model, self.device, kind)
         self.state = TrainingState(self.model, self.optimizer, self.precision, self.average)
-        self.last_step = LastStep(self.model, self.device, kind)
         self.update = Update(
             self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm,
             self.layout.norm, LeftOutSteps(self._warn, self.writer.newest_in_words, not self.layout.is_part),
@@ -170,10 +171,9 @@ class Trainer:
         else:
             self._join(take_over(agreed, self.exchange))
         self.control.arrive(self.position.step)
-        figures = {"tables": self.shared_data.tables, "trainable": self.layout.trained_weights()}
-        self.emit(
-            RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step, **figures})
-        )
+        step, tables, weights = self.position.step, self.shared_data.tables, self.layout.trained_weights()
+        details = {"step": step, "tables": tables, "trainable": weights}
+        self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
         if self.position.step and (self.strategy.synchronised or self.position.evaluation_is_pending):
             self._evaluate_if_due()  # a stop may have cut it short
 
@@ -190,10 +190,10 @@ class Trainer:
             self.writer.check()
             if (report := self._step()) is not None:
                 self.emit(self.compression.complete_report(report, self.position.step))
-            if at_sync := self.strategy.meets(report):
+            is_due = self.pace.is_due(self.position.step, at_sync := self.strategy.meets(report))
+            if at_sync:
                 self._at_synchronisation_point()
-            interval = self.profile.snapshot.snapshot_interval
-            if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
+            if is_due:
                 self._snapshot()
 
     def _finish(self) -> ExitCode:
@@ -342,7 +342,7 @@ class Trainer:
                     self._snapshot(wait=True)
                 case "stop":
                     if command.snapshot and self.position.step:
-                        self._snapshot(wait=True, for_copies=True)
+                        self._snapshot(wait=True, is_required=True, for_copies=True)
                     self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
                     return ExitCode.STOPPED
         return None
@@ -355,7 +355,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- snapshots, newcomers
 
-    def _snapshot(self, wait: bool = False, for_copies: bool = False) -> None:
+    def _snapshot(self, wait: bool = False, is_required: bool = False, for_copies: bool = False) -> None:
         """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
         if self.position.step != self.snapshots.own.current:
             check_finite(self.parameters, self.name, self.position.step, self.writer.newest_in_words)
@@ -365,11 +365,11 @@ class Trainer:
             in_background = not self.exchange.shares_process
             self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
         if wait:
-            self.writer.wait(for_copies)
+            self.writer.wait(for_copies, is_required)
 
     def keep_last_step(self) -> bool:
         """Write a snapshot of the last step after the loss of the group; return whether that was possible."""
-        return self.position.step > 0 and self.last_step.keep(lambda: self._snapshot(wait=True), self._warn)
+        return self.position.step > 0 and self.last_step.keep(lambda: self._snapshot(True, True), self._warn)
 
     def _restore(self, snapshot: Snapshot) -> None:
         check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")

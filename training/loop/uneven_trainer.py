@@ -69,6 +69,13 @@ class UnevenTrainer(Trainer):
     In between its position is that of its next piece of work: the learning rate follows the samples of all members.
     """
 
+    def __init__(
+        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, rank, task, exchange, emit, control, run_dir, layout)
+        self.pace.looks_at_every_meeting = True
+
     _is_at_meeting = True
     """Whether it is at a meeting point: only there is its state that after a step."""
 
@@ -95,15 +102,18 @@ class UnevenTrainer(Trainer):
         return self._is_at_meeting and super().keep_last_step()
 
     def _must_meet(self, step: int) -> bool:
-        """Whether this member is to meet the others after ``step`` steps: for an order, or for a newcomer."""
-        return self.control.has_work_by(step) or (not self.exchange.shares_process and self.exchange.must_publish_state)
+        """Whether this member is to meet the others after ``step`` steps: for an order, a newcomer or a snapshot."""
+        if self.control.has_work_by(step):
+            return True
+        # a simulation repeats itself, so its meetings do not follow the clock
+        return not self.exchange.shares_process and (self.exchange.must_publish_state or self.pace.is_overdue(step))
 
     def _set_end(self, step: int) -> None:
         self._end = step
 
     def _next_meeting(self) -> int:
         """Return the step after which all members meet next."""
-        step, snapshots = self.position.step, self.profile.snapshot.snapshot_interval
+        step, snapshots = self.position.step, self.profile.snapshot.steps
         ends = [self.total_steps, step + segment_steps_of(self.profile.strategy)]
         if snapshots:
             ends.append((step // snapshots + 1) * snapshots)

@@ -20,7 +20,7 @@ from training.records.run_files import utc_now, versions_of
 
 PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "coordinator", "added", "resume", "attempt", "absent", "launch"), True),
+    **dict.fromkeys("run_id engine coordinator added resume attempt absent launch planned".split(), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"shard": True, "data": True, "devices": True}},
 }
@@ -164,6 +164,8 @@ class RunPlan(BaseModel):
     """Hash of the plan that the run began with, if it trains longer than that: its snapshots bear it."""
     absent: tuple[int, ...] = ()
     """Ranks of members that are absent in this attempt: the others go on without them, and may take them back."""
+    planned: int = Field(default=0, ge=0)
+    """With how many members it began, if a resume has brought others: those change neither steps nor learning rate."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 
@@ -269,13 +271,20 @@ class RunPlan(BaseModel):
         return self.profile.model_copy(update={"data": data})
 
     @property
+    def first_members(self) -> tuple[MemberPlan, ...]:
+        """The members that it began with."""
+        return self.members[: self.planned or None]
+
+    @property
     def global_batch(self) -> int:
-        """Samples of one optimizer step over all members."""
-        return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
+        """Samples of one optimizer step over all members that it began with."""
+        return sum(m.batch_size for m in self.first_members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
         """Hash of the fields that affect the result. Defaults do not count, so that new options change no hash."""
-        document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
+        profile = self.profile.model_copy(update={"snapshot": self.profile.snapshot.counted})
+        plan = self.model_copy(update={"profile": profile, "members": self.first_members})
+        document = plan.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
         return self.began_as or hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -358,8 +367,7 @@ class RunMetadata(BaseModel):
         return str(model.get("task", "")) if isinstance(model, dict) and self.strategy != SCRIPT else ""
 
 
-SCRIPT = "script"
-"""Name of the strategy of a launched script, which has its own."""
+SCRIPT = "script"  # name of the strategy of a launched script, which has its own
 FIT = "LocalTrainer.fit"
 """Stands for the command of a run that a script's call started, before the script."""
 
@@ -368,21 +376,13 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
     """Return the metadata of a run that starts with ``plan``."""
     profile, summary = plan.profile, {"rank", "name", "batch_size"}  # what lists of runs show of a member
     return RunMetadata(
-        run_id=plan.run_id,
-        run_type=run_type,
-        start_time=utc_now(),
-        profile=profile.name,
-        model=profile.model_name or profile.model.model_path,
-        dataset=profile.dataset_name or profile.data.dataset_path,
-        config=profile.model_dump(mode="json"),
+        run_id=plan.run_id, run_type=run_type, start_time=utc_now(), profile=profile.name, command=command,
+        model=profile.model_name or profile.model.model_path, config=profile.model_dump(mode="json"),
+        dataset=profile.dataset_name or profile.data.dataset_path, folder=os.getcwd(),
         hosts=[{**member.model_dump(include=summary), "device": member.lead.kind} for member in plan.members],
-        strategy=SCRIPT if plan.is_script else profile.strategy.strategy,
-        strategy_reason=reason,
-        engine=plan.engine,
+        strategy=SCRIPT if plan.is_script else profile.strategy.strategy, strategy_reason=reason, engine=plan.engine,
         versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},
-        command=command,
-        folder=os.getcwd(),
-    )
+    )  # fmt: skip
 
 
 def read_metadata(path: Path) -> RunMetadata:

@@ -19,6 +19,7 @@ from training.records.bounded_fields import first_problem
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_files import explain_errors, write_atomically
 from training.records.run_folder import RunFolder, new_run_id, plan_text
+from training.run.other_members import with_local_members
 from training.strategies.costs import start_of
 from training.strategies.registry import (
     check_settings,
@@ -175,18 +176,22 @@ def own_data(profile: Profile, rank: int, folder: str = "") -> str:
 
 
 def with_workers(plan: RunPlan, workers: int, layout: str = "", count: Callable[[], int] = count_gpus) -> RunPlan:
-    """Return the plan of a run that is resumed with another number of workers, which hold the one model together.
+    """Return the plan of a run that is resumed with another number of workers: with so many members where each worker
+    is one, else these hold the one model together.
 
     Args:
         layout: what each of several workers holds; empty: as before, or a stage of a pipeline.
 
     Raises:
-        BadInput: it has several members, or is not of workers of this machine; or see :func:`plan_local_run`.
+        BadInput: it is not of workers of this machine, or is divided otherwise; or see :func:`plan_local_run`.
     """
     _check_count(workers)
     before = plan.profile.run.layout
     if workers == len(plan.processes) and layout in ("", "auto", before):
         return plan
+    is_local = plan.engine != "simulated" and not any(member.machine for member in plan.members)
+    if is_local and plan.world_size > 1 and not plan.is_staged and layout in ("", "auto", "replicate"):
+        return with_local_members(plan, _devices(plan.profile, workers, False, count))
     if workers > 1 and layout == "replicate":
         raise BadInput("with layout = replicate one worker goes on with the one model", "add --local 1")
     if workers == 1 and layout in DIVIDED:

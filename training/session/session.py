@@ -49,6 +49,7 @@ from training.session.session_options import StrategyChoice, session_profile, st
 from training.session.trained_part import TrainedPart
 from training.session.untrained_weights import UntrainedModules
 from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.snapshot_pace import SnapshotPace
 from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import StrategyContext
@@ -200,15 +201,15 @@ class Session:
         """Tell the run that this script trains in a session; find the snapshot that a resumed one continues from."""
         run = self._run
         sections = self._profile.model_dump(mode="json", include={"training", "strategy", "snapshot"})
-        total = self._profile.training.max_steps or None
-        run.emit(RunEvent(status="running", total_steps=total, details={"session": sections}))
+        total = self._profile.training.max_steps
+        run.emit(RunEvent(status="running", total_steps=total or None, details={"session": sections}))
         snapshots = MemberSnapshots(run.run_dir / "checkpoints", plan, run.rank)
-        self._writer = SnapshotWriter(snapshots.own, self.device, run.name, run.emit, run.run_dir)
+        writer = self._writer = SnapshotWriter(snapshots.own, self.device, run.name, run.emit, run.run_dir)
+        self._position.pace = SnapshotPace(self._profile.snapshot, writer, exchange, total_steps=total)
         if plan.resume:
             agreed = agree_on_snapshot(snapshots.to_check, exchange, self._warn, plan.hash())
-            if agreed.parts is None:
+            if (parts := agreed.parts) is None:
                 raise RunFailed(f"{run.name} has no snapshot of step {agreed.step}", "start a new run")
-            parts = agreed.parts
             self._snapshot = snapshots.load(parts.step, plan.hash(), parts.origin, lambda name: True)
             self._position.load(self._snapshot.state, {})
         self._position.begin(plan.attempt)
@@ -255,8 +256,8 @@ class Session:
         self._emit_step(part, figures)
         if report is not None:
             self._run.emit(part.compression.complete_report(report, step))
-        self._is_between, interval = self._writer is not None, self._profile.snapshot.snapshot_interval
-        self._is_due = interval > 0 and step % interval == 0
+        self._is_between, pace = self._writer is not None, self._position.pace
+        self._is_due = pace is not None and pace.is_due(step, part.strategy.meets(report))
         if self._is_between and (self._is_due or self._run.control.has_work_by(step)):
             self._random = rng_state(self.device)
         if step == self._profile.training.max_steps:
@@ -266,13 +267,12 @@ class Session:
     def _between_steps(self) -> None:
         """Write the snapshot that is due, and carry out orders: when the script has done what it does after a step, as
         with its scheduler, and fetches its next batch or computes its next gradients."""
-        if not self._is_between or self._finished:
+        if not self._is_between or self._finished or self._writer is None:
             return
         self._is_between = False
-        if self._writer is not None:
-            self._writer.check()
-            if self._is_due:
-                self._write_snapshot()
+        self._writer.check()
+        if self._is_due:
+            self._write_snapshot()
         self._carry_out_orders()
         self._random = {}
         self._begin_timing()
@@ -324,12 +324,10 @@ class Session:
         """
         if self.is_main_process:
             figures = {name: float(value) for name, value in metrics.items()}
-            loss = figures.get("loss")
-            self._run.emit(
-                EvaluationEvent(
-                    step=self._position.step, split=split, loss=loss, metrics=figures, samples=samples, seconds=0.0
-                )
-            )
+            self._run.emit(EvaluationEvent(
+                step=self._position.step, split=split, loss=figures.get("loss"), metrics=figures, samples=samples,
+                seconds=0.0,
+            ))  # fmt: skip
 
     @contextlib.contextmanager
     def merged_weights(self) -> Iterator[None]:
@@ -371,12 +369,12 @@ class Session:
                     self._write_snapshot(wait=True)
                 case "stop":
                     if command.snapshot:
-                        self._write_snapshot(wait=True)
+                        self._write_snapshot(wait=True, is_required=True)
                     self._run.emit(MemberEvent(status="left", name=self._run.name, message=command.reason))
                     self._finished = True
                     raise SystemExit(int(ExitCode.STOPPED))
 
-    def _write_snapshot(self, wait: bool = False) -> None:
+    def _write_snapshot(self, wait: bool = False, is_required: bool = False) -> None:
         if self._writer is None or self._plan is None:
             return
         untrained, hashes = self._untrained.snapshot(self._of_no_optimizer())
@@ -388,7 +386,7 @@ class Session:
             state["parts"] |= states
         self._writer.begin(Snapshot(self._position.step, everything, state), self._plan.hash())
         if wait:
-            self._writer.wait()
+            self._writer.wait(is_required=is_required)
 
     def _warn_unmerged(self) -> None:
         """At the end of the process: what a script that has not failed has learned and left unmerged."""

@@ -388,5 +388,5 @@ def _explain(error: OSError, folder: Path) -> tuple[str, str]:
     """Return reason and hint."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason, cure = explain_full_disk(error.errno, folder)
-        return reason, f"{cure}, then resume the run"
-    return error.strerror or str(error), "make the folder writable, then resume the run"
+        return reason, cure
+    return error.strerror or str(error), "make the folder writable"
