@@ -6,6 +6,7 @@ Nothing of the run is changed before it is certain that it can go on.
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +29,16 @@ from distributed.planning.memory.fitting import fit
 from distributed.preparation.members import member_names, plan_run
 from distributed.preparation.preflight import Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
+from distributed.preparation.transfer import fetch_folder
 from distributed.run.backlog import LeftAlone, since_supervisor
 from distributed.run.returning import take_up
-from distributed.run.run_machines import continuation, on_others, on_present, require_listed, rollback_warning
+from distributed.run.run_machines import continuation, on_others, require_listed, rollback_warning
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import program
 from profiles.quantities import span_text
 from profiles.schema import Profile
 from training.layouts.inside.checks import INSIDE_LAYOUTS
-from training.records.bounded_fields import Count, Step
+from training.records.bounded_fields import Count, Rank, Step
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.processes import BackgroundProcess
@@ -52,6 +54,8 @@ class HeldPart(BaseModel):
     step: Step
     part: tuple[Count, Count]
     """Its number, from 0, and how many parts the snapshot has."""
+    member: Rank = 0
+    """Whose snapshot it is."""
     course: Annotated[tuple[tuple[Count, Step], ...], Field(max_length=_MOST_ATTEMPTS)]
     """Attempts that led to it, with the steps at which they began."""
 
@@ -84,6 +88,7 @@ def resume_run(
         RunFailed: the supervisor did not start.
     """
     recorded = load_hosts(path / RUN_HOSTS)
+    left_out = recorded.only({m.name for m in recorded.machines} - {m.name for m in (hosts or recorded).machines})
     if hosts is None:
         require_listed(plan, [machine.name for machine in recorded.machines])
         hosts = recorded.only(plan.machines)
@@ -94,7 +99,7 @@ def resume_run(
         left_alone = since_supervisor(RunFolder.open(path), [link for link, _ in machines])
         if _goes_on_by_itself(path, plan, left_alone, prepare_options.tell):
             return
-        plan = _on_these(path, plan, machines, prepare_options.tell, hosts is not None)
+        plan = _on_these(path, plan, machines, prepare_options, left_out)
     finally:
         for link, _ in machines:
             link.close()
@@ -130,18 +135,72 @@ def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: T
     return False
 
 
-def _on_these(path: Path, plan: RunPlan, machines: Sequence[Ready], tell: Tell, are_named: bool) -> RunPlan:
-    """Return the plan of an attempt on these machines; ``are_named``: a person chose them."""
+def _on_these(
+    path: Path, plan: RunPlan, machines: Sequence[Ready], options: PrepareOptions, left_out: Hosts
+) -> RunPlan:
+    """Return the plan of an attempt on these machines.
+
+    Args:
+        left_out: machines of the run that a person has left out.
+    """
     links = [link for link, _ in machines]
     if plan.world_size == 1 and {link.name for link in links} != {*plan.machines}:
-        return recut(plan, machines, held_parts(links, plan.run_id), path, tell)
-    if plan.world_size == 1 or not are_named:
-        return on_present(plan, machines)
-    there, events = on_others(plan, machines), RunFolder.open(path).events()
+        return recut(plan, machines, held_parts(links, plan.run_id), path, options.tell)
+    there = on_others(plan, machines)
+    if plan.world_size == 1 or not (left_out.machines or there.world_size > plan.world_size):
+        return there
     held = held_parts(links, plan.run_id)
+    if covered_step(held) is None:
+        target = next(member for member in there.members if member.machine == links[0].name)
+        held[links[0].name] += _bring_snapshot(path, plan.run_id, links[0], target.rank, left_out, options)
     _require_covered(held, plan.run_id)
-    tell(continuation(events, plan, there, {part.step for parts in held.values() for part in parts}))
+    steps = {part.step for parts in held.values() for part in parts}
+    options.tell(continuation(RunFolder.open(path).events(), plan, there, steps))
     return there
+
+
+def _bring_snapshot(
+    path: Path, run_id: str, target: MachineLink, rank: int, others: Hosts, options: PrepareOptions
+) -> list[HeldPart]:
+    """Copy the newest snapshot of a whole model from a machine that does not take part, through this computer.
+
+    Args:
+        path: run folder here.
+        rank: of the member on the target, whose snapshot it is from now on.
+
+    Returns:
+        What the target has now; nothing if no machine that can be reached has one.
+
+    Raises:
+        SshError: it cannot be copied.
+    """
+    links = [options.dial(machine, others, None) for machine in others.machines]
+    try:
+        with ThreadPoolExecutor(max(1, len(links))) as pool:
+            found = [(part, link) for link, parts in zip(links, pool.map(lambda link: _held_by(link, run_id), links))
+                     for part in parts]  # fmt: skip
+        if not found:
+            return []
+        newest, source = max(found, key=lambda item: item[0].snapshot)
+        options.tell(f"the snapshot of step {newest.step} comes from {source.name}")
+        step = f"step-{newest.step:08d}"
+        with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=path) as folder:
+            copy = Path(folder) / step
+            fetch_folder(source, run_id, str(newest.member), f"checkpoints/member-{newest.member}/{step}", copy)
+            remote = f"{target.root}/runs/{run_id}/{rank}/checkpoints/member-{rank}/{step}"
+            for file in sorted(copy.iterdir(), key=lambda file: file.suffix == ".json"):  # that makes it whole
+                target.connection().put(file, f"{remote}/{file.name}")
+        return [newest]
+    finally:
+        for link in links:
+            link.close()
+
+
+def _held_by(link: MachineLink, run_id: str) -> list[HeldPart]:
+    """Return what a machine has of a run's snapshots; nothing if it cannot be asked."""
+    with suppress(MusterError):
+        return held_parts([link], run_id)[link.name]
+    return []
 
 
 def _merged(recorded: Hosts, taking_part: Hosts) -> Hosts:

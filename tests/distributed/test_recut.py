@@ -169,8 +169,9 @@ def test_machines_without_a_snapshot_are_refused(tmp_path: Path, monkeypatch: py
     with RunFolder.create(tmp_path, plan, ["test"]) as folder:
         save_hosts(Hosts(machines=(Machine(name="a"), Machine(name="b"))), folder.path / RUN_HOSTS)
     monkeypatch.setattr(resuming, "prepare", lambda *_: ready(Holder("c")))
+    options = PrepareOptions(dial=lambda machine, *_: Holder(machine.name))
     with pytest.raises(BadInput, match="none of these machines has a part of a snapshot of run .*: c"):
-        resume_run(folder.path, plan, PrepareOptions(), ["test"], Hosts(machines=(Machine(name="c"),)))
+        resume_run(folder.path, plan, options, ["test"], Hosts(machines=(Machine(name="c"),)))
 
 
 def test_a_run_of_machines_is_not_resumed_on_this_one_because_its_hosts_file_is_missing(tmp_path: Path) -> None:
