@@ -367,9 +367,10 @@ def announced(machine: str, line: bytes, name: str, capacity: int) -> dict[str, 
 
 def _is_inside(path: str, name: str) -> bool:
     """Whether a path is inside the folder ``name`` on every operating system."""
-    top, *rest = path.split("/")
+    parts, folder = path.split("/"), name.split("/")
     is_plain = path.isprintable() and "\\" not in path and ":" not in path and len(path.encode()) <= LONGEST_PATH
-    return is_plain and top == name and bool(rest) and not {"", ".", ".."} & set(rest)
+    rest = parts[len(folder) :]
+    return is_plain and parts[: len(folder)] == folder and bool(rest) and not {"", ".", ".."} & set(rest)
 
 
 def _receive(process: Process, files: dict[str, int], folder: Path, machine: str, clock: Callable[[], float]) -> None:
