@@ -27,7 +27,7 @@ from training.records.events import (
     WarningEvent,
 )
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
-from training.run.other_members import with_newcomers
+from training.run.members.other_members import with_newcomers
 from training.run.outcome import newest_complete_step, newest_snapshots
 
 ANY = ("0.0.0.0", "::")

@@ -13,8 +13,8 @@ from profiles.errors import BadInput, ExitCode
 from training.records.events import StepEvent
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.local_plan import with_workers
+from training.run.members.other_members import with_newcomers
 from training.run.orders import Command, Control
-from training.run.other_members import with_newcomers
 
 OWN = {name: {"sync_interval": 4} for name in ("diloco", "async_diloco", "noloco")}
 

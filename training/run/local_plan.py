@@ -19,7 +19,7 @@ from training.records.bounded_fields import first_problem
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_files import explain_errors, write_atomically
 from training.records.run_folder import RunFolder, new_run_id, plan_text
-from training.run.other_members import with_local_members
+from training.run.members.other_members import with_local_members
 from training.strategies.costs import start_of
 from training.strategies.registry import (
     check_settings,
