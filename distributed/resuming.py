@@ -32,7 +32,7 @@ from distributed.preparation.prepare import PrepareOptions, prepare, updated_hos
 from distributed.preparation.transfer import fetch_folder
 from distributed.run.backlog import LeftAlone, since_supervisor
 from distributed.run.returning import take_up
-from distributed.run.run_machines import continuation, on_others, require_listed, rollback_warning
+from distributed.run.run_machines import continuation, on_others, on_present, require_listed, rollback_warning
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import program
 from profiles.quantities import span_text
@@ -150,7 +150,7 @@ def _on_these(
     if plan.world_size == 1 or not (left_out.machines or there.world_size > plan.world_size):
         return there
     held = held_parts(links, plan.run_id)
-    if covered_step(held) is None:
+    if covered_step(held) is None and not plan.is_staged:
         target = next(member for member in there.members if member.machine == links[0].name)
         held[links[0].name] += _bring_snapshot(path, plan.run_id, links[0], target.rank, left_out, options)
     _require_covered(held, plan.run_id)
