@@ -113,8 +113,8 @@ def measure(task: Any, steps: int, pairs: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("width", 512), ("layers", 8), ("steps", 40), ("pairs", 6)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for option, default in (("--width", 512), ("--layers", 8), ("--steps", 40), ("--pairs", 6)):
+        parser.add_argument(option, type=int, default=default)
     parser.add_argument("--folder", help="on the disk that is measured; default: a temporary folder")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
