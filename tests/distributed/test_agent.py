@@ -190,21 +190,22 @@ pathlib.Path("kept").touch()
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["the lease ends", "the agent is killed"])
 def test_a_worker_with_long_steps_has_the_grace_that_they_need(agents: Agents, killed: bool) -> None:
+    heard = agents.folder / "secrets" / "heard"
     for lease in (60.0,) if killed else (2.0, 8.0, 32.0):  # a busy machine needs longer to attach
         agents.start(SLOW, lease=lease, grace=0.1)
         attachment = agents.attach()
         with contextlib.suppress(AssertionError, OSError, ValueError):  # the lease is over already
             attachment.hear(lambda message: message.get("event") == "up\n")
             attachment.say(beat=1, grace=30.0)
-            attachment.say(n=1, files={"heard": ""})
-        until(lambda: (agents.folder / "heard").exists() or not agents.pids())
+            attachment.say(n=1, files={"secrets/heard": ""})
+        until(lambda: heard.exists() or not agents.pids())
         attachment.close()
         if killed:
             os.kill(json.loads((agents.folder / "agent.json").read_text())["agent"], signal.SIGKILL)
         until(lambda: agents.pids() == [])
         if (agents.folder / "kept").exists():
             break
-        (agents.folder / "heard").unlink(missing_ok=True)
+        heard.unlink(missing_ok=True)
     assert (agents.folder / "kept").exists()
 
 
