@@ -68,7 +68,7 @@ def loss(scores, labels):
             folder = Path.home() / "ids"
             folder.mkdir(exist_ok=True)
             LOG.append(open(folder / f"{{time.time():.6f}}.jsonl", "a", buffering=1))
-        LOG[0].write(json.dumps(labels[:, 1].tolist()) + chr(10))
+        LOG[0].write(json.dumps([time.time(), labels[:, 1].tolist()]) + chr(10))
         time.sleep({pause})
     return nn.functional.cross_entropy(scores, labels[:, 0])
 """
@@ -284,17 +284,20 @@ class Chaos:
             begins = [float(path.stem) for path in logs]
             steps = [e for e in self.events if isinstance(e, StepEvent) and e.member == rank]
             for path, begin, end in zip(logs, begins, [*begins[1:], float("inf")], strict=True):
-                calls = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
+                calls = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]]")]
                 last = 0
                 for step in (e for e in steps if begin <= e.time < end):
-                    samples: list[int] = []
-                    while len(samples) < step.samples and calls:
-                        samples += calls.pop(0)
+                    done = [numbers for when, numbers in calls if when <= step.time]
+                    calls, samples = calls[len(done) :], list[int]()
+                    while done and len(samples) < step.samples:
+                        samples += done.pop()
+                    if last and step.step > last + 1 and rank in results.get(last + 1, ()):
+                        counted[last] += itertools.chain(*done)  # it was out of the group before it could tell
                     if rank in results.get(step.step, {rank}):  # else the others made the result without it
                         counted[step.step - 1] += samples
                     last = step.step
-                if last and calls and rank in results.get(last + 1, ()):  # it ended before it could tell of this step
-                    counted[last] += [number for call in calls for number in call]
+                if last and rank in results.get(last + 1, ()):  # it ended before it could tell of this step
+                    counted[last] += (number for _, numbers in calls for number in numbers)
         return counted
 
 
