@@ -30,6 +30,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install everything (quick when it is there)
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo "Done. Next: $(VENV)/bin/muster opens the guided set-up",:)
 
 # Python compiles what it imports: all of it beforehand would take pip another half a minute.
 define install

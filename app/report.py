@@ -180,7 +180,8 @@ def leftovers_text(processes: Sequence[str]) -> str:
 
 def failure_hint(ended: EndedRun) -> str:
     """Return what to do after a failure."""
-    hints = [ended.outcome.hint] if ended.outcome.hint else []
+    hint = ended.outcome.hint or ended.hint_for(ended.outcome.message)
+    hints = [hint] if hint else []
     if command := ended.resume_command:
         hints.append(f"resume from step {ended.state.resume_step} with: {command}")
     return "; ".join(hints) or f"see {ended.path / 'logs'}"

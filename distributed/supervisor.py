@@ -22,6 +22,7 @@ from distributed.machine.link import MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.run.lasting_run import GOES_ON
 from distributed.run.watcher import watch_this_process
+from distributed.ssh.command_log import keep_log
 from distributed.supervision import Supervisor
 from distributed.system import keep_awake
 from profiles.errors import ExitCode, MusterError
@@ -118,6 +119,7 @@ def main() -> int:
 
 def _run(path: Path, lock: int | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))
+    keep_log(path)
     awake = keep_awake()
     try:
         return int(supervise_folder(path, lock))

@@ -63,7 +63,7 @@ class DashboardApp(MusterApp):
         return command_line("runs", *filter(None, words)) + " | cat" * picture.replayed
 
     def command_records(self) -> list[CommandRecord]:
-        return [*(asked.record for asked in self.dashboard.commands.asked), *super().command_records()]
+        return [*self.dashboard.commands.records, *super().command_records()]
 
 
 def run_dashboard(

@@ -69,6 +69,8 @@ class LogBook:
         self._number = 0
         self.lines: tuple[LogLine, ...] = ()
         """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
+        self.omits_lines = False
+        """Whether older lines were dropped, or not read at all."""
 
     def look(self, notices: Iterable[tuple[str, str]] = ()) -> bool:
         """Read new lines; return whether there were any.
@@ -80,18 +82,25 @@ class LogBook:
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
         noted = list(notices)
-        new_lines = list(_by_time([*((tail.machine, tail.look()) for tail in self._files.values()), *_each(noted)]))
+        new_lines = list(_by_time([*self._sources(), *_each(noted)]))
         for machine, line in new_lines:
             self._number += 1
             time, text = time_of(line)
             machine_lines = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
+            self.omits_lines |= len(machine_lines) == KEPT_LINES
             machine_lines.append(LogLine(self._number, machine, text, level_of(text), time, (machine, line) in noted))
         if new_lines:
             all_lines = sorted(
                 (line for machine_lines in self._lines.values() for line in machine_lines), key=lambda line: line.number
             )
             self.lines = tuple(all_lines[-KEPT_IN_ALL:])
+            self.omits_lines |= len(all_lines) > KEPT_IN_ALL or any(tail.skips for tail in self._files.values())
         return bool(new_lines)
+
+    def _sources(self) -> Iterator[_Source]:
+        for tail in self._files.values():
+            lines = tail.look()
+            yield tail.machine, lines, sum(len(line) + 1 for line in lines)
 
 
 class RunNotices:
@@ -122,6 +131,8 @@ class _Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.machine = path.stem
+        self.skips = False
+        """Whether a part was not read."""
         self._position = 0
         self._partial = b""
 
@@ -148,6 +159,7 @@ class _Tail:
             complete, self._partial = [*complete, self._partial], b""
         newest = complete[-(KEPT_LINES - 1) :]
         skipped += sum(map(len, complete)) - sum(map(len, newest))
+        self.skips |= bool(skipped)
         lines = [_text(line) for line in newest if line.strip()]
         remark = [f"... {bytes_text(skipped)} of this log were too quick to show; they are in {self._path.name}"]
         return remark + lines if skipped else lines
@@ -183,15 +195,22 @@ def log_lines(view: RunView, goes_on: Callable[[], bool], notices: bool = True) 
             # the lambda is used up in this turn of the loop, with its value of is_last
             new_events = itertools.takewhile(lambda event: event is not None or is_last, events)  # noqa: B023
             view = replace(view, state=reduce_events((e for e in new_events if isinstance(e, _NOTED)), view.state))
-        sources = [(path.stem, map(_whole_text, itertools.takewhile(bool, lines))) for path, lines in readers.items()]
+        sources = [
+            (path.stem, map(_whole_text, itertools.takewhile(bool, lines)), path.stat().st_size)
+            for path, lines in readers.items()
+        ]
         yield from _by_time([*sources, *_each(noted.since_last(view))])
         if is_last:
             return
         sleep(_POLL)
 
 
-def _each(notices: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    return [(machine, [text]) for machine, text in notices]
+_Source = tuple[str, Iterable[str], int]
+"""Machine, lines and size in bytes of a file, or of a part of one."""
+
+
+def _each(notices: Iterable[tuple[str, str]]) -> list[_Source]:
+    return [(machine, [text], len(text)) for machine, text in notices]
 
 
 def _whole_text(line: bytes) -> str:
@@ -199,21 +218,23 @@ def _whole_text(line: bytes) -> str:
     return line.decode(errors="replace").rstrip().rpartition("\r")[2]
 
 
-def _by_time(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, str]]:
-    """Merge the lines of several machines by their times; yield machine and line.
+def _by_time(sources: Iterable[_Source]) -> Iterator[tuple[str, str]]:
+    """Merge the lines of several machines by their times; yield machine and line. It holds one line of each.
 
-    A line without a time follows the last one of its machine that has one.
+    A line without a time follows the last one of its machine that has one. Where there is none, as in what scripts
+    print, the files stand side by side from their beginnings to their ends.
     """
-    streams = [_timed(machine, lines) for machine, lines in sources]
+    streams = [_timed(*source) for source in sources]
     return (row[1:] for row in heapq.merge(*streams, key=itemgetter(0)))
 
 
-def _timed(machine: str, lines: Iterable[str]) -> Iterator[tuple[float, str, str]]:
-    latest = 0.0
+def _timed(machine: str, lines: Iterable[str], size: int) -> Iterator[tuple[tuple[float, float], str, str]]:
+    latest, passed = 0.0, 0
     for line in lines:
         time, _ = time_of(line)
         latest = latest if time is None else time
-        yield latest, machine, line
+        yield (latest, 0.0 if latest else passed / max(1, size)), machine, line
+        passed += len(line) + 1
 
 
 def time_of(text: str) -> tuple[float | None, str]:

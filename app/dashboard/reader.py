@@ -75,6 +75,8 @@ class Picture(RunView):
     heard: Mapping[int, float] = field(default_factory=dict)
     """Seconds since the newest event of each member that had one while the reader was open."""
     lines: tuple[LogLine, ...] = ()
+    omits_lines: bool = False
+    """Whether the logs have older lines than these, too."""
     former: Former | None = None
     ended: EndedRun | None = None
     damage: str = ""
@@ -238,7 +240,7 @@ class RunReader:
                         self._note(**{name: read(path / file)})
             self._look_at_showcase(path / FOLDER / NAME)
             if self._current.read and self._logs.look(self._notices.since_last(self._current)):
-                self._note(lines=self._logs.lines)
+                self._note(lines=self._logs.lines, omits_lines=self._logs.omits_lines)
             if self._live and now - self._marked > MARKED:
                 self._marked = now
                 self._leave_mark()

@@ -176,7 +176,7 @@ class DashboardScreen(BaseScreen):
             else ""
         )
         names += f"\n{plan_stages_text(plan)}." if plan and plan.is_staged else ""
-        return f"{self._pane.ABOUT}\n{names}\n" if self.ready else ""
+        return f"{self._pane.about()}\n{names}\n" if self.ready else ""
 
     def headless(self) -> str:
         words = ("replay",) if self._replay else ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")

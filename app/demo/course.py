@@ -166,7 +166,7 @@ class TourScript:
         yield RunEvent(time=0.5, status="starting")
         size = fixture().input_bytes
         for rank, machine in enumerate(self._machines):
-            for fifths in range(6):
+            for fifths in range(6 if machine.name != HERE else 0):  # it has the files
                 done = size * fifths // 5
                 at = 0.8 + 0.6 * fifths + 0.03 * rank
                 yield ProgressEvent(time=at, member=rank, phase=f"bytes to {machine.name}", done=done, total=size)

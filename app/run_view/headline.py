@@ -13,7 +13,7 @@ from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures
 from app.run_view.tables.newcomers import adding_text
-from app.run_view.timeline import TimelineEntry, chronological
+from app.run_view.timeline import TimelineEntry, chronological, with_reason
 from app.run_view.view import RunView
 from distributed.planning.run_time import SLOWER_BELOW, took_text
 from profiles.quantities import age_text, clock_text, duration_text, machine_text, share_text, span_text
@@ -128,13 +128,21 @@ def order_stage(view: RunView) -> str:
 def problems(state: RunState) -> list[TimelineEntry]:
     """Return the errors and losses that hold, the root cause first; of a failed run, those it died of.
 
-    Problems of a machine end when it is back.
+    Problems of a machine end when it is back. How its worker ended is known after its connection broke, and is the
+    cause then, as in the headline.
     """
     entries = [entry for entry in chronological(state.timeline) if entry.kind in ("error", "lost")]
     back = {entry.member: entry.time for entry in chronological(state.timeline) if entry.kind == "back"}
     if state.started is not None:
         entries = [entry for entry in entries if entry.time >= state.started - 1.0]
-    return [entry for entry in entries if entry.time > back.get(entry.member, -math.inf)]
+    return [_explained(entry, state) for entry in entries if entry.time > back.get(entry.member, -math.inf)]
+
+
+def _explained(entry: TimelineEntry, state: RunState) -> TimelineEntry:
+    member = state.members.get(entry.member)
+    if entry.kind != "lost" or member is None or not member.has_ended:
+        return entry
+    return entry._replace(text=with_reason(f"{member.label} {member.status}", member.message), why=member.message)
 
 
 def age(member: MemberState, now: float) -> float | None:

@@ -6,7 +6,7 @@ import ipaddress
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from app.run_view.member_state import MemberState
+from app.run_view.member_state import TROUBLE, MemberState
 from training.records.events import PeerPath, WaysEvent
 
 SHOWN = 3
@@ -52,10 +52,11 @@ def pair_text(
 def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], limit: int = SHOWN) -> list[str]:
     """Return one line a pair; above ``limit`` pairs, a count of the direct ones and the first relayed ones.
 
-    Pairs on one machine are left out: their route cannot be chosen.
+    Pairs on one machine are left out, whose route cannot be chosen, and those of a machine that is lost.
     """
+    present = {rank: member for rank, member in members.items() if member.status not in TROUBLE}
     remote_pairs = [
-        pair for pair in pairs(members) if not all(route is None or is_loopback(route) for route in pair[2:])
+        pair for pair in pairs(present) if not all(route is None or is_loopback(route) for route in pair[2:])
     ]
     if len(remote_pairs) <= limit:
         return [pair_text(names, *pair) for pair in remote_pairs]

@@ -127,7 +127,10 @@ class RunState:
         return phase_text(newest.phase, newest.done, newest.total) if newest else ""
 
     def holds(self, entry: TimelineEntry) -> bool:
-        """Whether an entry is still true: waiting for a machine ends when it joins, or when this start is over."""
+        """Whether an entry is still true: a request was accepted until its outcome is there; waiting for a machine ends
+        when it joins, or when this start is over."""
+        if entry.outcome == "accepted":
+            return entry.request in self.requests and self.requests[entry.request].outcome == "accepted"
         if not entry.awaited:
             return True
         if self.status != "starting" or entry.time < (self.started or 0.0):
@@ -385,7 +388,10 @@ def _with_member(state: RunState, event: MemberScopedEvent) -> RunState:
     if event.member is None:
         return state
     member = state.members.get(event.member, MemberState(event.member))
-    members = {**state.members, event.member: advance(member, event)}
+    after = advance(member, event)
+    if event.member in state.unstarted and member.status not in TROUBLE:
+        after = changed(after, is_returning=False)  # the others start anew, too
+    members = {**state.members, event.member: after}
     ordered = members if event.member in state.members else dict(sorted(members.items()))
     if isinstance(event, MemberEvent | StepEvent) and event.member in state.unstarted:
         state = changed(state, unstarted=state.unstarted - {event.member})

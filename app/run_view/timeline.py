@@ -58,6 +58,10 @@ class TimelineEntry(NamedTuple):
     """Reason that was reported for that status; it is part of the text or the hint too."""
     awaited: str = ""
     """The machine that the start waits for: the entry holds until that joins."""
+    request: str = ""
+    """Id of the request that it answers."""
+    outcome: str = ""
+    """Of that request: ``accepted``, ``done`` or ``refused``."""
 
     @property
     def is_arrival(self) -> bool:
@@ -146,7 +150,8 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             return entry("path", changed_routes) if changed_routes else None
         case RequestEvent():
             action = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
-            return entry("request", with_reason(action, event.message))
+            answer = with_reason(action, event.message)
+            return entry("request", answer, request=event.request, outcome=event.outcome)
         case _:
             return None
 

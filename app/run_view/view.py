@@ -120,6 +120,10 @@ class RunView:
         command = command_about(self.path, "distributed-train", "--resume")
         return f"{command} --allow-missing" if self.state.lost and len(plan.machines) > 1 else command
 
+    def hint_for(self, message: str) -> str:
+        """Return the hint of the run's newest error with this message; empty: none."""
+        return next((error.hint for error in reversed(self.state.errors) if error.text == message and error.hint), "")
+
     def name(self, rank: int) -> str:
         """Return the name of a member: its own, the planned one, or its rank."""
         members = self.plan.members if self.plan else ()

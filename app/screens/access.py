@@ -238,7 +238,13 @@ class AccessScreen(StepScreen):
                 self._opening = row.key
                 self.steered.wizard.give_password(row.key, password)
 
-        dialog = TextDialog(f"Password of {row.place or row.name}", about, accept="Install a key", secret=True)
+        dialog = TextDialog(
+            f"Password of {row.place or row.name}",
+            about,
+            accept="Install a key",
+            secret=True,
+            needed="Type its password, or close this with esc.",
+        )
         self.app.push_screen(dialog, answered)
 
     def action_user(self) -> None:

@@ -150,7 +150,7 @@ class WizardApp(SteeredApp):
         records = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
         ran = super().command_records()
         records += [record for task in self.wizard.asked_for() if (record := self._record(task, ran)) is not None]
-        records += [asked.record for commands in self._commands for asked in commands.asked]
+        records += [record for commands in self._commands for record in commands.records]
         return [*records, *ran]
 
     def _record(self, task: TaskRecord, ran: Sequence[CommandRecord]) -> CommandRecord | None:

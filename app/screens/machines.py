@@ -36,7 +36,7 @@ class MachinesScreen(StepScreen):
     STEP = Step.MACHINES
     COLUMNS = (
         TableColumn("name", "machine", max_width=36, min_width=14),
-        TableColumn("state", "state", max_width=18, min_width=9),
+        TableColumn("state", "state", max_width=18, min_width=15),
         TableColumn("chip", "chip or GPU", max_width=26, min_width=14, rank=1),
         TableColumn("memory", "memory", right=True, max_width=9, min_width=6, rank=2),
         TableColumn("system", "system", max_width=22, min_width=12, rank=4),

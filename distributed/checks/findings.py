@@ -57,6 +57,10 @@ CHECKS = {
 """The checks on every machine, without a job: descriptions by identifier."""
 
 
+UNKNOWN = "unknown"
+"""First word of what was seen where a machine cannot tell."""
+
+
 class Finding(NamedTuple):
     """The result of one check."""
 
@@ -72,6 +76,11 @@ class Finding(NamedTuple):
     """Whether ``--fix`` may apply it without asking."""
     size: str = ""
     """Disk space that the fix takes, with ``about``."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the machine could not tell: that is no alarm, and no proof either."""
+        return self.level == "ok" and self.seen.startswith(UNKNOWN)
 
     @classmethod
     def warn_if(cls, wrong: bool, check: str, seen: str, needed: str, fix: str) -> Finding:
@@ -235,7 +244,7 @@ def _power(health: Health) -> Iterator[Finding]:
     if power.saving:
         seen, fix = _POWER_SAVING[is_mac]
         yield Finding("power saving", "warning", seen, "off: it halves the speed", fix)
-    awake = health.inhibitor or ("no battery, so it rarely sleeps" if not power.source else "")
+    awake = health.inhibitor or ("seldom: no battery" if not power.source else "")
     asleep, fix = _SLEEP[is_mac]
     sleeps_when_closed = (is_mac and power.source) or health.lid not in ("", "ignore", "lock")
     lid = "; keep its lid open: closing it puts it to sleep" if sleeps_when_closed else ""
@@ -247,8 +256,11 @@ def _heat(health: Health) -> Iterator[Finding]:
     readings = (health.celsius, *(gpu.celsius for gpu in health.nvidia))
     temperatures = [celsius for celsius in readings if celsius is not None]
     is_hot = health.throttled or max(temperatures, default=0.0) >= HOT
-    degrees = temperature_text(max(temperatures)) if temperatures else "unknown"
+    degrees = temperature_text(max(temperatures)) if temperatures else UNKNOWN
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
+    if seen == UNKNOWN:
+        yield Finding("heat", "ok", f"{UNKNOWN}: no sensor tells it")
+        return
     yield Finding.warn_if(
         is_hot, "heat", seen, f"below {temperature_text(HOT)}", "let it cool down; are its vents blocked?"
     )

@@ -24,7 +24,7 @@ from distributed.discovery.mdns_browser import LOCAL_NETWORK_HINT
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Failed, Identified, Observation, Problem, Reachability, State
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import REMOTE_LOGIN, SshError, UnknownHostKey, refused_again
+from distributed.ssh.errors import SshError, UnknownHostKey, refused_again, remote_login
 from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
 from distributed.ssh.wire import NO_ROUTE, Deadline, SshStream, in_background
@@ -129,7 +129,7 @@ def explain(error: OSError, seconds: float, endpoint: Endpoint, platform: str = 
         return Problem("timeout", f"no answer from {endpoint.host_port} ({_over(endpoint)})", hint)
     if number in (errno.ECONNREFUSED, errno.ECONNRESET):
         message = f"{endpoint.host_port} is there, but no SSH server answers"
-        return Problem("port_closed", message, REMOTE_LOGIN)
+        return Problem("port_closed", message, remote_login(endpoint.address))
     local = endpoint.kind not in (PathKind.ROUTED, PathKind.VPN)
     if platform == "darwin" and number == errno.EHOSTUNREACH and local and seconds < _AT_ONCE:
         message = f"macOS does not let this terminal reach {endpoint.host_port} (errno 65)"
@@ -314,7 +314,7 @@ class PathWatch:
     async def _failed(self, endpoint: Endpoint, schedule: _Schedule, problem: Problem) -> None:
         schedule.failures += 1
         if problem.cause == "port_closed" and (ago := self._clock() - schedule.reached) < _RECENT:
-            problem = Problem(problem.cause, *refused_again(endpoint.host_port, ago))
+            problem = Problem(problem.cause, *refused_again(endpoint.host_port, endpoint.address, ago))
         silent = problem.cause == "timeout"
         if not silent or schedule.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))

@@ -205,7 +205,7 @@ def _parse_json(text: str, source: str) -> Any:
 def _explain_syntax(text: str, error: json.JSONDecodeError, source: str) -> NoReturn:
     """Report the position to change: a missing comma belongs to the end of the previous entry."""
     position, problem = error.pos, error.msg[0].lower() + error.msg[1:]
-    hint = "see docs/how-to/hosts.md for a file to copy"
+    hint = f"copy {_EXAMPLE_FILE} and fill it in"
     if error.msg.startswith("Expecting ',' delimiter"):
         position = len(text[: error.pos].rstrip())
         problem, hint = "a comma or a closing bracket is missing here", "end the entry before with a comma"
@@ -263,7 +263,7 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         problem = f"'{field}' must be {_EXPECTED.get(field, 'one line of text')}, not {short(repr(fields.get(field)))}"
-        raise BadInput(f"{location}: {problem}", "see docs/how-to/hosts.md") from None
+        raise BadInput(f"{location}: {problem}", f"{_EXAMPLE_FILE} has entries to copy") from None
     if twice := _listed_twice(machine.devices):
         raise BadInput(f"{location}: 'devices' names {twice} twice, and it trains one worker", "remove one of them")
     return machine

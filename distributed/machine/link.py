@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -262,7 +263,9 @@ class MachineLink:
         """
         if self.runs_own_program:
             return [OWN_PROGRAM, *request.title]
-        words = [_remote_path(self._program_path)] if self._has_program else ["-c", program(request.module).decode()]
+        about = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(request).__name__).lower()  # "list addresses", in the log
+        sent = ["-c", f"# {about}\n{program(request.module).decode()}"]
+        words = [_remote_path(self._program_path)] if self._has_program else sent
         return [python or self.python, *words, self.root, *request.title]
 
     def stream(self, request: MachineRequest, python: str = "") -> Process:

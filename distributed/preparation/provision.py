@@ -40,7 +40,8 @@ _SEND_STEP = 0.04
 """Share of the bytes between two lines about sending packages."""
 _OFFLINE = ("distributed-check", "--fix --offline-wheels takes the packages from this machine")
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
-_LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
+_LOOK = r"""# looks for a Python and for uv
+case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
 PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
 for folder in "$envs"/.python/cpython-*/bin; do PATH=$folder:$PATH; done
 for name; do
@@ -51,7 +52,8 @@ done
 if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
 exit 0"""
 """``ROOT NAME...``: prints the first usable Python and uv. SSH sessions on a Mac lack Homebrew's folder in PATH."""
-_FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
+_FETCH_PYTHON = r"""# fetches a Python
+case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
 trap 'rm -rf "$envs/.scratch.part"' EXIT
 export UV_CACHE_DIR="$envs/.scratch.part" TMPDIR="$envs/.scratch.part" PIP_CACHE_DIR="$envs/.scratch.part"

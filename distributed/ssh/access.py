@@ -41,7 +41,8 @@ from profiles.installation import command_line
 Connect = Callable[..., contextlib.AbstractContextManager[SshConnection]]
 """Makes a connection, as :meth:`SshConnection.connect` does."""
 _AT_ONCE = 32
-INSTALL = r"""umask 077
+INSTALL = r"""# adds a key to authorized_keys
+umask 077
 fail() { echo "$1" >&2; exit 1; }
 IFS= read -r line || fail "no key arrived"
 blob=${line#* }; blob=${blob%% *}

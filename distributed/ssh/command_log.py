@@ -1,16 +1,25 @@
-"""Log of the commands that this process has run on machines, and of its log-ins there, for display."""
+"""Log of the commands that this process has run on machines, and of its log-ins there, for display.
+
+The process of a run keeps its log in the run's folder (:func:`keep_log`), where those that watch the run read it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from training.records.run_files import write_atomically
+
+LOG_FILE = "commands.json"
+"""Name of the log in the folder of a run."""
 _KEPT = 400
-_LONGEST_WORD, _LONGEST, _LONGEST_OUTCOME = 60, 300, 200
+_LONGEST_WORD, _LONGEST, _LONGEST_OUTCOME = 100, 300, 200
 
 
 @dataclass
@@ -27,9 +36,17 @@ class CommandRecord:
     typed: str = ""
     """The command line that does the same, of an action that is none itself."""
 
+    def end(self, outcome: str) -> None:
+        """Record how it ended."""
+        self.outcome = outcome
+        with _guard:
+            _save()
+
 
 _ran: deque[CommandRecord] = deque(maxlen=_KEPT)
 _guard = threading.Lock()
+_kept_in: Path | None = None
+"""File of the log; ``None``: it is in memory alone."""
 
 
 def note(machine: str, argv: Sequence[str]) -> CommandRecord:
@@ -39,12 +56,39 @@ def note(machine: str, argv: Sequence[str]) -> CommandRecord:
     ran = CommandRecord(machine, " ".join(cut)[:_LONGEST], at=time.time())
     with _guard:
         _ran.append(ran)
+        _save()
     return ran
 
 
 def _program(word: str) -> str:
-    """Return what stands for a program that a command brings along: nobody reads or pastes it from a list."""
-    return f"<a program of Muster's, {word.count(chr(10)) + 1} lines>"
+    """Return what stands for a program that a command brings along: what its first line says that it does, or its
+    length; nobody reads or pastes it from a list."""
+    begin, _, _ = word.partition("\n")
+    size = f"{word.count(chr(10)) + 1} lines"
+    return f"<a program of Muster's: {begin[2:]}>" if begin.startswith("# ") else f"<a program of Muster's, {size}>"
+
+
+def keep_log(run_dir: Path) -> None:
+    """Keep this process's log in the folder of a run, after what an earlier process of the run has left there."""
+    global _kept_in
+    with _guard:
+        _kept_in = run_dir / LOG_FILE
+        _ran.extendleft(reversed(commands_of(run_dir)))
+
+
+def commands_of(run_dir: Path) -> list[CommandRecord]:
+    """Return the commands that the process of a run has left in its folder, oldest first."""
+    try:
+        records = [CommandRecord(**fields) for fields in json.loads((run_dir / LOG_FILE).read_bytes())]
+    except (OSError, ValueError, TypeError):  # there is none, or another version wrote it
+        return []
+    return records[-_KEPT:]
+
+
+def _save() -> None:
+    if _kept_in is not None:
+        with contextlib.suppress(OSError):  # the run goes on where its disk is full
+            write_atomically(_kept_in, json.dumps([asdict(record) for record in _ran]).encode(), durable=False)
 
 
 @contextlib.contextmanager
@@ -62,8 +106,9 @@ def noted(machine: str, argv: Sequence[str]) -> Iterator[None]:
             earlier = [one for one in _ran if one is not record and _is_same(one, record)]
             for repeated in earlier:
                 _ran.remove(repeated)
+            _save()
         raise
-    record.outcome = "ok"
+    record.end("ok")
 
 
 def failure_text(error: BaseException) -> str:

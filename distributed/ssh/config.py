@@ -17,7 +17,7 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,6 +114,8 @@ class ResolvedHost:
     """Whether the command passes an open connection instead of carrying the bytes (ProxyUseFdpass)."""
     note: str = ""
     """Advice for the user if the connection fails."""
+    typed: tuple[str, ...] = ()
+    """The ``ssh`` command that logs in as this does, from a shell."""
     joined: str = ""
     """Name of a machine that has joined: it dials this computer, and is an SSH server on that connection."""
 
@@ -129,9 +131,10 @@ class ResolvedHost:
         return self.hostname if self.port == 22 else f"{host}:{self.port}"
 
     @property
-    def ssh_command(self) -> list[str]:
-        """The command that logs in there from a shell, but for its jump hosts."""
-        return ["ssh", *(("-p", str(self.port)) if self.port != 22 else ()), f"{self.user}@{self.hostname}"]
+    def ssh_command(self) -> Sequence[str]:
+        """The command that logs in there from a shell."""
+        port = ("-p", str(self.port)) if self.port != 22 else ()
+        return self.typed or ("ssh", *port, f"{self.user}@{self.hostname}")
 
     @property
     def known_names(self) -> tuple[str, str]:
@@ -151,7 +154,9 @@ def resolve(target: SshTarget) -> ResolvedHost:
         BadInput: the configuration has an error or was not accepted, or the target is no host name.
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
-        raise BadInput(f"'{target.host}' is not a host name", "see docs/how-to/hosts.md", machine=target.name)
+        raise BadInput(
+            f"'{target.host}' is not a host name", "name it as you would after ssh: user@host", machine=target.name
+        )
     if (name := joined_name(target.host)) and is_joined(name):
         return _joined_host(target, name)
     program = shutil.which("ssh")
@@ -165,11 +170,27 @@ def resolve(target: SshTarget) -> ResolvedHost:
         return _joined_host(target, name)
     if target.found_at:  # dialled there; its key remains known under its name
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
+    resolved = replace(resolved, typed=_typed(target, resolved))
     config = Path(target.config_file or USER_CONFIG).expanduser()
     if program is None and config.exists():
         note = f"the ssh command is missing, so {config} was not read: install openssh-client"
         resolved = replace(resolved, note=note)
     return resolved
+
+
+def _typed(target: SshTarget, resolved: ResolvedHost) -> tuple[str, ...]:
+    """Return the ``ssh`` command with the configuration, key and address of a target."""
+    keys = (path for path in (resolved.named_key, Path(OWN_KEY).expanduser()) if path is not None and path.exists())
+    key = next(keys, None)
+    moved = ("-o", f"HostName={target.found_at}", "-o", f"HostKeyAlias={resolved.host_key_alias}")
+    return (
+        "ssh",
+        *(("-F", _absolute(target.config_file)) if target.config_file else ()),
+        *(("-i", str(key)) if key is not None else ()),
+        *(("-p", str(target.port)) if target.port else ()),
+        *(moved if target.found_at else ()),
+        f"{resolved.user}@{target.host}",
+    )
 
 
 def _joined_host(target: SshTarget, name: str) -> ResolvedHost:

@@ -59,7 +59,8 @@ _MOST_FURTHER = 8
 _LOGIN_TIMEOUT = 2.0
 """Minimum seconds for a reply during the log-in: the user may have used up the time by comparing fingerprints."""
 
-PUT = """umask 077; trap '' PIPE HUP
+PUT = """# stores a file
+umask 077; trap '' PIPE HUP
 if [ -d "$1" ]; then echo "$1: is a folder" >&2; exit 1; fi
 mkdir -p -- "$(dirname -- "$1")" && cat > "$2" &&
 if [ "$(wc -c < "$2")" -ne "$3" ]; then echo "the transfer was cut short" >&2; false; fi &&

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 
 from distributed.ssh.keys.host_keys import HostKeyInfo
@@ -9,20 +10,25 @@ from profiles.errors import MachinesNotReady
 from profiles.installation import program
 from profiles.quantities import span_text
 
-REMOTE_LOGIN = (
-    "on a Mac turn on System Settings > General > Sharing > Remote Login; "
-    "on Linux: sudo apt install openssh-server && sudo systemctl enable --now ssh"
-)
+_ON_A_MAC = "turn on System Settings > General > Sharing > Remote Login"
+_ON_LINUX = "sudo apt install openssh-server && sudo systemctl enable --now ssh"
 
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
 WENT_SILENT = f"is it asleep, off, or its cable out? If not, {CONNECTION_LIMIT}"
 """Hint where a machine that answered a moment ago does not."""
 
 
-def refused_again(endpoint: str, seconds: float) -> tuple[str, str]:
+def remote_login(address: str, system: str = sys.platform) -> str:
+    """Return how an SSH server is started at an address: of this computer, whose system is known, or of another."""
+    if address == "localhost" or address == "::1" or address.startswith("127."):
+        return f"on this computer: {_ON_A_MAC if system == 'darwin' else _ON_LINUX}"
+    return f"on a Mac {_ON_A_MAC}; on Linux: {_ON_LINUX}"
+
+
+def refused_again(endpoint: str, address: str, seconds: float) -> tuple[str, str]:
     """Return problem and hint where an endpoint refuses connections that answered so many seconds ago."""
     problem = f"{endpoint} answered {span_text(round(seconds))} ago and refuses connections now"
-    return problem, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
+    return problem, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {remote_login(address)}"
 
 
 _LONGEST = 1000

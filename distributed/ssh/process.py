@@ -177,7 +177,7 @@ class Process(ABC):
     def _note_end(self, code: int | None) -> None:
         """Write down how it ended, where nobody has; ``None``: it may be running still."""
         if self.ran is not None and not self.ran.outcome:
-            self.ran.outcome = "ended" if code is None else "ok" if code == 0 else f"exit code {code}"
+            self.ran.end("ended" if code is None else "ok" if code == 0 else f"exit code {code}")
 
     @abstractmethod
     def _read_chunk(self, timeout: float | None) -> bytes:
@@ -232,7 +232,7 @@ class Process(ABC):
             raise _too_slow(self.machine, timeout) from None
         done = Completed(returncode, b"".join(chunks), self.stderr)
         if self.ran is not None:
-            self.ran.outcome = "ok" if done.ok else done.problem[:200]
+            self.ran.end("ok" if done.ok else done.problem[:200])
         return done
 
     def _feed(self, data: Input) -> None:
@@ -249,7 +249,7 @@ class Process(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.ran is not None and not self.ran.outcome and error:
-            self.ran.outcome = failure_text(error)
+            self.ran.end(failure_text(error))
         self.close()
 
 

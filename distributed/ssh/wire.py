@@ -21,7 +21,6 @@ from distributed.hosts.file import nearest_machine
 from distributed.hosts.joined import NotConnected, call_joined
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import (
-    REMOTE_LOGIN,
     WENT_SILENT,
     ConnectTimeout,
     Dropped,
@@ -32,6 +31,7 @@ from distributed.ssh.errors import (
     SshError,
     Stalled,
     refused_again,
+    remote_login,
 )
 from distributed.ssh.login_history import note_answer, seconds_since_answer
 from profiles.quantities import span_text
@@ -300,8 +300,8 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:
-            return PortClosed(host.machine, *refused_again(endpoint, ago))
-        return PortClosed(host.machine, f"{endpoint} is there, but no SSH server answers", REMOTE_LOGIN)
+            return PortClosed(host.machine, *refused_again(endpoint, address, ago))
+        return PortClosed(host.machine, f"{endpoint} is there, but no SSH server answers", remote_login(address))
     if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
         problem = f"this computer has no address {host.bind_address} to connect to {endpoint} from"
         return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")

@@ -61,6 +61,11 @@ def test_a_pair_is_told_with_who_dials_and_where() -> None:
     assert lines(*mixed) == ["studio - tower: directly (10.0.0.1 over eth0), back through the relay"]
 
 
+def test_the_way_to_a_lost_machine_is_not_told() -> None:
+    lost = MemberEvent(member=1, time=5, status="lost", name=NAMES[1], message="silent for 5 s")
+    assert lines(*met(2), lost) == []
+
+
 def test_of_many_pairs_those_that_are_not_direct_are_named() -> None:
     relayed = [told(0, 3, (3, "relayed")), told(3, 3, (0, "relayed"))]
     assert lines(*met(4), *relayed) == ["5 of 6 pairs connect directly", "studio - air: through the relay"]

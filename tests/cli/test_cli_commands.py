@@ -184,7 +184,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("distributed-train demo-scratch --output notes/deeper", "a file has the name of a folder", "--output"),
         ("distributed-train whisper-tiny-lora --dataset /nope", "/nope: no such file or folder", "names"),
         ("distributed-train demo --model /nope/x", "model /nope/x: no such file or folder", "check what --model names"),
-        ("distributed-train --resume nothing", "no run 'nothing'", "start one"),
+        ("distributed-train --resume nothing", "no run 'nothing'", "runs list"),
         ("runs sho", "No such command 'sho'", "Did you mean 'show'?"),
         ("ask", "Missing argument 'RUN'", "ask --help"),
         ("runs compare", "Missing argument", "--help"),

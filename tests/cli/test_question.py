@@ -69,6 +69,13 @@ def test_lines_go_on_too(terminal: Terminal, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "leave? \n"
 
 
+def test_what_is_no_answer_is_asked_again(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    with Question("leave? ", PlainProgress("run"), answers=("", "s")) as question:
+        terminal.type("?\nS\n")
+        assert answered(question) == "S"
+    assert "'?' is no answer. leave? " in capsys.readouterr().err
+
+
 def test_a_small_terminal_shows_the_question_rather_than_all_machines() -> None:
     state = RunState()
     display = PlainProgress("run", state, lambda line: None)

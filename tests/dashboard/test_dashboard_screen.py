@@ -170,6 +170,33 @@ def test_the_cause_that_a_machine_logged_stands_above_what_followed(folder: RunF
     show(folder.path, drive)
 
 
+def test_an_independent_loss_is_another_cause(folder: RunFolder) -> None:
+    folder.append(LOST)
+    folder.append(MemberEvent(member=2, time=LOST.time + 25, status="lost", name="pc", message="its agent is gone"))
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("5")
+        await until_text(pilot, "another cause")
+        assert "pc lost: its agent is gone" in next(line for line in lines(app) if "another cause" in line)
+        assert not any("then" in line for line in lines(app)[3:7])
+
+    show(folder.path, drive)
+
+
+def test_of_a_flood_the_screen_says_which_lines_it_holds_and_what_shows_all(folder: RunFolder) -> None:
+    for name in ("air", "pc"):
+        (folder.path / "logs" / f"{name}.log").write_text("".join(f"line {n}\n" for n in range(30_000)) + "ERROR x\n")
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("5")
+        await until_text(pilot, "all levels: 2000 lines, of the newest 2000 lines")
+        assert f"runs logs {folder.path.name[:20]}" in text(app)
+        await pilot.press("l", "l")
+        await until_text(pilot, "errors: 2 lines, of the newest 2000 lines")
+
+    show(folder.path, drive)
+
+
 def test_logs_are_sieved_by_machine_level_and_words(folder: RunFolder) -> None:
     (folder.path / "logs" / "air.log").write_text("fine\nWARNING warm\nERROR hot\n")
     long = " ".join(f"word{number}" for number in range(30))

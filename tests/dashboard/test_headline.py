@@ -20,6 +20,7 @@ from training.records.events import (
     RequestEvent,
     RunEvent,
     SnapshotEvent,
+    WarningEvent,
 )
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
@@ -193,6 +194,13 @@ def test_a_machine_that_is_back_is_over() -> None:
 def test_the_root_cause_comes_first() -> None:
     after = ErrorEvent(member=2, time=BEGAN + 25, message="round failed")
     assert [one.text for one in problems(going(after, LOST))] == ["air lost: silent for 5 s", "round failed"]
+
+
+def test_the_cause_of_a_loss_is_how_its_worker_ended_as_soon_as_that_is_known() -> None:
+    ended = WarningEvent(member=1, time=BEGAN + 22, message="air: killed", ended_by="killed by signal 9")
+    state = going(LOST, ended)
+    assert [one.text for one in problems(state)] == ["air lost: killed by signal 9"]
+    assert "air lost (killed by signal 9)" in words(state)
 
 
 def test_silence_is_noticed() -> None:

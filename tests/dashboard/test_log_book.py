@@ -40,6 +40,7 @@ def test_lines_are_shown_when_they_are_whole_and_once(tmp_path: Path) -> None:
     write(tmp_path, "a", b"o\n")
     write(tmp_path, "b", b"three\n")
     assert texts(book) == ["a: one", "a: two", "b: three"]
+    assert not book.omits_lines
 
 
 def test_a_flood_costs_no_more_than_its_end(tmp_path: Path) -> None:
@@ -50,6 +51,7 @@ def test_a_flood_costs_no_more_than_its_end(tmp_path: Path) -> None:
     assert len(book.lines) <= KEPT_LINES
     assert book.lines[-1].text == "line 19999 of block 4"
     assert any("too quick to show" in line.text for line in book.lines)
+    assert book.omits_lines
 
 
 def test_one_machine_does_not_bury_what_another_says(tmp_path: Path) -> None:
@@ -120,6 +122,18 @@ def test_the_command_writes_what_the_tab_shows(tmp_path: Path, capsys: pytest.Ca
     assert [f"{line.machine}: {line.text}" for line in book.lines] == [re.sub(r"1970\S+ ", "", line) for line in lines]
     assert [line.machine for line in book.lines if line.is_notice] == ["m1", "m1", "run", "m1", "m0"]
     assert [line.level for line in book.lines][2:] == ["warning", "info", *["warning"] * 2, "error", "warning", "error"]
+
+
+def test_what_scripts_print_without_times_is_merged_from_the_beginnings_to_the_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, [])
+    for name, count in (("m0", 3000), ("m1", 1000)):
+        write(folder / "logs", name, b"".join(b"line %04d\n" % number for number in range(count)))
+    assert main(["logs", folder.name[:20], "--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4000
+    assert [sum(line.startswith("m1") for line in lines[at : at + 400]) for at in (0, 1800, 3600)] == [100, 100, 100]
 
 
 def test_a_time_is_taken_in_the_zone_that_the_line_names() -> None:

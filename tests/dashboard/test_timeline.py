@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,21 @@ def test_a_member_that_joins_again_is_told_as_back() -> None:
     assert (lost.message, lost.times_lost) == ("no power", 2)
 
 
+@pytest.mark.parametrize(("status", "returns"), [("left", []), ("lost", ["b is back"])])
+def test_a_member_of_a_resumed_run_is_back_only_if_it_was_lost(
+    status: Literal["left", "lost"], returns: list[str]
+) -> None:
+    def start(at: float) -> list[Event]:
+        came: tuple[Literal["started", "joined", "ready"], ...] = ("started", "joined", "ready")
+        return [RunEvent(time=at, status="starting")] + [
+            MemberEvent(member=1, time=at + 1, status=one, name="b") for one in came
+        ]
+
+    end = [MemberEvent(member=1, time=9, status=status, name="b"), RunEvent(time=10, status="cancelled")]
+    state = reduce_events([*start(0), *end, *start(20)])
+    assert [entry.text for entry in chronological(state.timeline) if entry.kind == "back"] == returns
+
+
 def test_that_a_machine_dials_in_vain_is_told_once_an_absence() -> None:
     """What it said while its cable was out arrives when it is back."""
     lost = MemberEvent(member=1, time=1.0, status="lost", name="b", message="silent for 5 s")
@@ -100,6 +116,13 @@ def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:
     done = RequestEvent(time=2.0, request="1-a", action="snapshot", outcome="done")
     accepted = RequestEvent(time=1.0, request="1-a", action="snapshot", outcome="accepted")
     assert reduce_events([done, accepted]).requests["1-a"].outcome == "done"
+
+
+def test_a_request_is_one_entry_with_its_outcome() -> None:
+    accepted = RequestEvent(time=1.0, request="1-a", action="add", machine="b", outcome="accepted")
+    refused = RequestEvent(time=2.0, request="1-a", action="add", machine="b", outcome="refused", message="no route")
+    assert [entry.text for entry in reduce_events([accepted]).entries] == ["add b accepted"]
+    assert [entry.text for entry in reduce_events([accepted, refused]).entries] == ["add b refused: no route"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.wizard.state.assessment import of_finding
 from distributed.agent import machine_health as health
 from distributed.agent.requests import ReadHealth
 from distributed.checks.findings import (
@@ -80,6 +81,13 @@ def test_a_sound_machine_raises_no_alarm() -> None:
 )
 def test_one_thing_that_is_wrong_is_one_alarm(change: dict[str, object], alarm: tuple[str, str]) -> None:
     assert alarms(**change) == [alarm]
+
+
+def test_a_temperature_that_no_sensor_tells_is_no_alarm_and_is_not_called_ok() -> None:
+    health = SOUND.model_copy(update={"celsius": None, "throttled": False, "nvidia": ()})
+    (heat,) = [finding for finding in judge_health(health) if finding.check == "heat"]
+    assert heat.level == "ok" and heat.is_unknown
+    assert of_finding(heat).label == "unknown"
 
 
 def test_a_laptop_gets_the_words_and_commands_of_its_system() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import stat
@@ -30,6 +31,16 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 def dial(running: Lab, certificates: Path, rank: int, timeout: float = 60) -> MeshMember:
     return MeshMember(JoinConfig(running.address, certificates, RUN, rank, 2, "x")).join(timeout)
+
+
+def test_a_full_disk_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("training.exchange.links.certificates.private_folder", full)
+    with pytest.raises(BadInput, match="the disk is full") as refused:
+        issue_run_certificates(tmp_path / "c", RUN, [0], ["10.0.0.1"])
+    assert refused.value.hint == "free some space, or choose another place with --output"
 
 
 def test_files_are_private(tmp_path: Path) -> None:

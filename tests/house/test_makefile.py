@@ -176,6 +176,10 @@ def test_a_target_sets_up_and_then_runs(target: str, commands: list[str], clone:
     assert _asked(clone)[3:] == commands  # after the three of the set-up
 
 
+def test_a_set_up_ends_with_what_comes_next(clone: Path) -> None:
+    assert _make(clone, "setup").stdout.splitlines()[-1] == "Done. Next: .venv/bin/muster opens the guided set-up"
+
+
 def test_bench_runs_every_script_that_is_one(clone: Path) -> None:
     (clone / "benchmarks").mkdir()
     (clone / "benchmarks" / "speed.py").write_text('if __name__ == "__main__":\n    pass\n')

@@ -296,13 +296,13 @@ def test_the_log_of_commands_has_every_action_and_every_command() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         for number in range(30):  # those of other tests of this process are there, too
             HereConnection("of others").run(["true", f"{number}" * 40])
-        HereConnection("of this test").run(["true", "x" * 70, "import sys\n" * 3])
+        HereConnection("of this test").run(["true", "x" * 110, "import sys\n" * 3])
         await pilot.press("d")
         await until(pilot, lambda: not app.wizard.state.busy)
         records = app.command_records()
         assert "checking this computer" in [one.command for one in records]
         (ran,) = [one for one in records if one.machine == "of this test"]
-        assert (ran.command, ran.outcome) == (f"true {'x' * 60}... <a program of Muster's, 4 lines>", "ok")
+        assert (ran.command, ran.outcome) == (f"true {'x' * 100}... <a program of Muster's, 4 lines>", "ok")
         await pilot.press("g")
         await until_text(pilot, "checking this computer")  # the newest, above those
         assert " doctor" in text(app).partition("checking this computer")[2]  # what one could type

@@ -178,7 +178,10 @@ def find_run(output_dir: Path, reference: str) -> Path:
     for folder in other_folders(output_dir):
         with suppress(BadInput):
             return find_run(folder, reference)
-    hint = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
+    hint = f"start one with: {program('distributed-train', 'PROFILE')}"
+    if runs or reference:
+        list_command = f"list them with: {program('runs', 'list')}"
+        hint = f"there are: {_names(runs)}; {list_command}" if runs else f"{list_command}; {hint}"
     raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", hint)
 
 

@@ -148,7 +148,8 @@ def _unreached(plan: RunPlan, rank: int, address: str, why: str, carrier: int | 
     names = [process.name for process in plan.processes]
     there = plan.coordinator if carrier is None or carrier >= len(names) else names[carrier]
     holder = f"{machine_text(there) if there else 'the computer that started the run'}, which holds the run together"
-    hint = "if that lasts, allow Python to accept connections in its firewall"
+    firewall = f"the firewall of {machine_text(there)}" if there else "that computer's firewall"
+    hint = f"if that lasts, let {firewall} accept connections to Python"
     message = f"{machine_text(names[rank])} cannot reach {holder} ({why}); {hint}"
     return WarningEvent(message=message, unreached=address)
 

@@ -36,7 +36,7 @@ def doctor(
     if measured:
         return _self_test(device, out, as_json)
     from distributed.checks.examination import examine
-    from distributed.checks.findings import CHECKS
+    from distributed.checks.findings import CHECKS, UNKNOWN
     from distributed.machine.link import this_machine
 
     width = max(map(len, CHECKS))
@@ -51,7 +51,8 @@ def doctor(
     lines = []
     for finding in findings:
         needed = f" (needed: {finding.needed})" if finding.needed and finding.level != "ok" else ""
-        lines.append(f"{finding.level:8} {finding.check:{width}}  {visible(finding.seen + needed)}")
+        level = UNKNOWN if finding.is_unknown else finding.level
+        lines.append(f"{level:8} {finding.check:{width}}  {visible(finding.seen + needed)}")
         lines += [f"{'':{width + 11}}fix: {visible(finding.fix)}"] if finding.fix else []
     checked = {finding.check for finding in findings}
     lines += [f"{'-':8} {name:{width}}  nothing to check here" for name in checks or () if name not in checked]

@@ -244,7 +244,7 @@ def show_run(
             choice = question.answer() if question is not None else None
             number = signals.pop(0) if signals else None
             if number is not None and question is None and _can_be_asked(number):
-                question = asking.enter_context(Question(QUESTION, progress))
+                question = asking.enter_context(Question(QUESTION, progress, answers=("", "d", *_ACTIONS)))
             elif number is not None:  # once more, or nobody can be asked
                 choice = ""
             if choice is not None:

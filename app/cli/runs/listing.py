@@ -260,8 +260,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message and run.status != "cancelled":
         lines.append(f"error     {metadata.error_message}")
-        hints = [error.hint for error in state.errors if error.text == metadata.error_message and error.hint]
-        lines += [f"to do     {hint}" for hint in hints[-1:]]
+        lines += [f"to do     {hint}"] if (hint := view.hint_for(metadata.error_message)) else []
     if run.status in UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.saved_progress}")
     if state.attempts and (start := start_line(folder.events(), state.attempts[-1])):

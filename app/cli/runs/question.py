@@ -7,7 +7,9 @@ import os
 import select
 import sys
 import termios
+from collections.abc import Collection
 
+from app.console import visible
 from app.progress import ProgressDisplay
 
 _ENDS = ("", "\n", "\r", "\x04")
@@ -19,10 +21,13 @@ class Question(contextlib.AbstractContextManager["Question"]):
     """A question that the user answers with a line, on the terminal behind stdin.
 
     A display that paints over what the terminal would echo shows the line itself.
+
+    Args:
+        answers: possible first letters, empty for an empty line; another answer is asked for again. None: any is one.
     """
 
-    def __init__(self, text: str, progress: ProgressDisplay) -> None:
-        self._text, self._progress, self._typed = text, progress, ""
+    def __init__(self, text: str, progress: ProgressDisplay, answers: Collection[str] = ()) -> None:
+        self._text, self._progress, self._typed, self._answers = text, progress, "", answers
         self._keyboard = sys.stdin.fileno()
         self._modes = termios.tcgetattr(self._keyboard)
 
@@ -45,9 +50,16 @@ class Question(contextlib.AbstractContextManager["Question"]):
             while select.select([self._keyboard], [], [], 0.0)[0]:
                 char = os.read(self._keyboard, 1).decode(errors="ignore")
                 if char in _ENDS:
-                    return self._typed
+                    if not char or self._is_answer():
+                        return self._typed
+                    self._progress.ask(f"'{visible(self._typed)}' is no answer. {self._text}")
+                    self._typed = ""
+                    continue
                 self._typed = self._typed[:-1] if char in _ERASES else self._typed + char
                 self._progress.show_answer(self._typed)
         except OSError:
             return ""
         return None
+
+    def _is_answer(self) -> bool:
+        return not self._answers or self._typed.strip().lower()[:1] in self._answers

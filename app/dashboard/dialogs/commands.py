@@ -26,8 +26,9 @@ from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS, as_listed, load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Machine
-from distributed.ssh.command_log import CommandRecord
+from distributed.ssh.command_log import CommandRecord, commands_of
 from profiles.errors import BadInput, MusterError
+from profiles.installation import command_about
 from training.records.events import RequestEvent
 from training.records.plan import status_word
 from training.records.run_files import is_live
@@ -44,6 +45,8 @@ class SentRequest:
 
     id: str
     text: str
+    command: str
+    """The command line that sends it."""
     at: float
     answer: RequestEvent | None = None
     """The newest answer; ``None``: none yet."""
@@ -53,7 +56,7 @@ class SentRequest:
         """The request for the command log."""
         outcome = self.answer.outcome if self.answer else ""
         refused = f"refused: {self.answer.message}" if self.answer and outcome == "refused" else ""
-        return CommandRecord("the run", self.text, "ok" if outcome == "done" else refused, at=self.at)
+        return CommandRecord("the run", self.command, "ok" if outcome == "done" else refused, at=self.at)
 
 
 @dataclass
@@ -74,8 +77,14 @@ class Commands:
             identity = leave_request(self.path, action, machine, entry and as_listed(entry))
         except BadInput as error:
             return error.message
-        self.asked.append(SentRequest(identity, text, now))
+        command = f"{command_about(self.path, 'runs', 'ask')} {text}"
+        self.asked.append(SentRequest(identity, text, command, now))
         return ""
+
+    @property
+    def records(self) -> list[CommandRecord]:
+        """The requests, and the commands of the run's own process, for the command log."""
+        return [*(sent.record for sent in self.asked), *commands_of(self.path)]
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
         """Yield text and answer of the requests whose outcome has changed since the last call."""

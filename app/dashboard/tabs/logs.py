@@ -22,11 +22,12 @@ from app.dashboard.log_book import LogLine
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
-from app.run_view.timeline import entry_text
+from app.run_view.timeline import TimelineEntry, entry_text
 from app.shell.folding import folded
 from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted
+from profiles.installation import command_about
 from profiles.quantities import clock_text
 
 _NAME, _WIDE_NAME = 12, 24
@@ -39,6 +40,8 @@ _FOLLOWING = 2
 """Most later errors that are listed under the root cause."""
 _BEFORE = 30.0
 """Seconds before a loss within which errors in the logs may be its cause."""
+_AFTER = 10.0
+"""Seconds within which what happens to other machines may follow from a problem: silence is noticed after 5 s."""
 _STYLES = {"error": "$text-error", "warning": "$text-warning", "info": ""}
 
 
@@ -180,9 +183,9 @@ class LogsPane(Pane):
     )
     ABOUT = (
         "The logs of all machines, newest last; '/' searches. Above them: the earliest problem that is not over, "
-        "from which those after it may follow. `logs RUN` writes everything."
+        "from which those after it may follow."
     )
-    DEFAULT_CSS = "LogsPane #cause { height: auto; display: none; padding-bottom: 1; } LogsPane #sieve { height: 1; }"
+    DEFAULT_CSS = "LogsPane Words { height: auto; } LogsPane #cause { display: none; padding-bottom: 1; }"
     LEVELS = (("info", "warning", "error"), ("warning", "error"), ("error",))
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -207,6 +210,11 @@ class LogsPane(Pane):
         lines = self._sieve(picture.lines, search_text)
         self.query_one("#sieve", Words).show(self._words(picture, len(lines), search_text))
         self.query_one(LogView).show(lines, search_text)
+
+    def about(self) -> str:
+        """Return the help text, with the command that holds nothing back."""
+        everything = f" `{command_about(self.picture.path, 'runs', 'logs')}` writes everything." if self.picture else ""
+        return self.ABOUT + everything
 
     def press(self, key: str) -> None:
         if key == "l":
@@ -249,24 +257,53 @@ class LogsPane(Pane):
         level = ("all levels", "warnings and errors", "errors")[self._level]
         filters = [self._machine or "all machines", level, *([f"with '{search_text}'"] if search_text else [])]
         none = "" if picture.lines else "; nothing was logged yet" if picture.live else "; nothing was logged"
-        return literal(f"{', '.join(filters)}: {counted(count, 'line')}{none}", "$text-muted")
+        lines = [f"{', '.join(filters)}: {counted(count, 'line')}{none}"]
+        if picture.omits_lines:
+            lines[0] += f", of the newest {counted(len(picture.lines), 'line')}"
+            lines.append(f"all of them: {command_about(picture.path, 'runs', 'logs')}")
+        return Content("\n").join(literal(line, "$text-muted") for line in lines)
 
 
 def root_cause(picture: Picture) -> Content | None:
-    """Return the earliest problem that holds, and what followed; ``None`` where there is none."""
-    causes = [(entry.time, entry_text(entry, picture.name), entry.hint) for entry in problems(picture.state)]
-    if not causes:
+    """Return the earliest problem that holds, what may follow from it, and others that do not; ``None``: none holds."""
+    chains = _chains(problems(picture.state))
+    if not chains:
         return None
-    causes = [*_errors_before(picture.lines, causes[0][0]), *causes]
+    lines = _chain_lines("root cause", chains[0], picture, _errors_before(picture.lines, chains[0][0].time))
+    for chain in chains[1 : 1 + _FOLLOWING]:
+        lines += _chain_lines("another cause", chain, picture)
+    if len(chains) > 1 + _FOLLOWING:
+        lines.append(literal(f"  and {counted(len(chains) - 1 - _FOLLOWING, 'other problem')}", "$text-muted"))
+    return Content("\n").join(lines)
+
+
+def _chains(entries: Sequence[TimelineEntry]) -> list[list[TimelineEntry]]:
+    """Divide problems, oldest first, into causes, each with what may follow from it: what happens to the same machine,
+    or to others within :data:`_AFTER`."""
+    chains: list[list[TimelineEntry]] = []
+    for entry in entries:
+        causes = (chain for chain in chains if entry.member == chain[0].member or entry.time <= chain[0].time + _AFTER)
+        if chain := next(causes, None):
+            chain.append(entry)
+        else:
+            chains.append([entry])
+    return chains
+
+
+def _chain_lines(
+    title: str, chain: Sequence[TimelineEntry], picture: Picture, before: Sequence[tuple[float, str, str]] = ()
+) -> list[Content]:
+    """Return the lines of a cause and what follows; ``before``: errors in the logs that may have led to it."""
+    causes = [*before, *((entry.time, entry_text(entry, picture.name), entry.hint) for entry in chain)]
     (at, words, hint), *after = causes
-    head = StatusMark.PROBLEM.show("root cause").stylize("bold")
+    head = StatusMark.PROBLEM.show(title).stylize("bold")
     lines = [Content.assemble(head, (f"  {clock_text(at)}  ", "$text-muted"), literal(words, "bold $text-error"))]
     if hint:
         lines.append(literal(f"  {hint}", "$text-accent"))
     lines += [literal(f"  then {clock_text(moment)} {text}", "$text-muted") for moment, text, _ in after[:_FOLLOWING]]
     if len(after) > _FOLLOWING:
         lines.append(literal(f"  and {len(after) - _FOLLOWING} more that followed", "$text-muted"))
-    return Content("\n").join(lines)
+    return lines
 
 
 def _errors_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float, str, str]]:

@@ -36,8 +36,8 @@ COLUMNS = (
     TableColumn("received", "received", right=True, min_width=7, rank=4),
     TableColumn("paused", "paused", right=True, min_width=6, rank=3),
     TableColumn("time", "time", right=True, min_width=6),
-    TableColumn("last", "last", min_width=12, rank=1),
-    TableColumn("late", "late by", right=True, min_width=6, rank=2),
+    TableColumn("last", "late last", min_width=12, rank=1),
+    TableColumn("late", "by", right=True, min_width=6, rank=2),
     TableColumn("transfer", "transfer", right=True, min_width=8),
     TableColumn("rate", "Mbit/s", right=True, min_width=6),
     TableColumn("planned", "of plan", right=True, min_width=6),
@@ -63,7 +63,7 @@ class NetworkPane(Pane):
         "Every synchronisation: bytes of the machine that sends most; for how long training was paused; and the time "
         "from its start to its result: until the last machine came, for which the others waited, and what was left "
         "then, the transfer. Where there is a plan, 'of plan' is the transfer against the planned "
-        "one ('too small' where an exchange has too few bytes to judge, '-' where a machine was away, 'a loss' "
+        "one ('small' where an exchange has too few bytes to judge, '-' where a machine was away, 'a loss' "
         "where all waited for one that was lost). Far above 100 % the network is slower than measured, or the "
         "machines are busy with other work. A faster way is named with its predicted gain. Which way each pair goes "
         "is said too: directly, dialled by one of the two for both directions, or through the relay."
@@ -167,7 +167,7 @@ def _of_plan(row: ExchangeRow, planned: float, expected: int) -> Content:
     if row.interrupted:
         return muted("a loss")
     if planned < _JUDGED_SECONDS or row.sent < _JUDGED_BYTES:
-        return muted("too small")
+        return muted("small")
     if row.members < expected:
         return muted("-")
     ratio = row.transfer / planned

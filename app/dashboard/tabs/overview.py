@@ -66,6 +66,8 @@ MARKS = {
     "request": StatusMark.CHOSEN,
     "path": StatusMark.WORKING,
 }
+ANSWERS = {"done": StatusMark.DONE, "refused": StatusMark.PROBLEM}
+"""By the outcome of a request."""
 
 
 class EventsPane(Pane):
@@ -94,7 +96,7 @@ class EventsPane(Pane):
 
 
 def _row(entry: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
-    cells = (literal(clock_text(entry.time), "$text-muted"), MARKS[entry.kind].show(entry.kind), _words(entry, picture))
+    cells = (literal(clock_text(entry.time), "$text-muted"), _mark(entry).show(entry.kind), _words(entry, picture))
     hint = (literal(entry.hint, "$text-accent"),) if entry.hint else ()
     return entry.time, TableRow(f"{entry.time}/{entry.member}/{entry.kind}/{entry.text}", cells, hint)
 
@@ -113,12 +115,17 @@ def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
 
 def entry_line(entry: TimelineEntry, picture: Picture) -> Content:
     """Return time, symbol and text of an entry in one line."""
-    symbol = MARKS[entry.kind].show("")
+    symbol = _mark(entry).show("")
     return Content.assemble((clock_text(entry.time), "$text-muted"), "  ", symbol, " ", _words(entry, picture))
 
 
+def _mark(entry: TimelineEntry) -> StatusMark:
+    return ANSWERS.get(entry.outcome, MARKS[entry.kind])
+
+
 def _words(entry: TimelineEntry, picture: Picture) -> Content:
-    return literal(entry_text(entry, picture.name), "$text-error" if entry.kind in ("lost", "error") else "")
+    is_trouble = _mark(entry) is StatusMark.PROBLEM
+    return literal(entry_text(entry, picture.name), "$text-error" if is_trouble else "")
 
 
 SMOOTHING = 0.8

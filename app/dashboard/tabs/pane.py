@@ -57,7 +57,7 @@ class Pane(Vertical):
     KEYS: ClassVar[tuple[Key, ...]] = ()
     """Keys of this tab alone; :meth:`press` gets their names."""
     ABOUT: ClassVar[str] = ""
-    """Help text of the tab."""
+    """Help text of the tab, as far as it is always the same."""
 
     picture: Picture | None = None
     """The picture that is shown."""
@@ -80,6 +80,10 @@ class Pane(Vertical):
 
     def press(self, key: str) -> None:
         """Handle a key of :attr:`KEYS`."""
+
+    def about(self) -> str:
+        """Return the help text of the tab."""
+        return self.ABOUT
 
     def copied(self) -> str:
         """Return what ``y`` copies: by default the row under the cursor; empty: nothing."""

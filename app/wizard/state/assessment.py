@@ -98,6 +98,8 @@ def _fix(report: AccessReport, need: AccessNeed) -> str:
 
 
 def of_finding(finding: Finding) -> Assessment:
+    if finding.is_unknown:
+        return Assessment(status=ItemStatus.SKIPPED, words="unknown")
     status = _LEVELS[finding.level]
     return Assessment(status=status, cause=finding.seen if status is not ItemStatus.OK else "", fix=_fix_of(finding))
 
@@ -145,7 +147,7 @@ def copying_text(pairs: Sequence[PairFigures]) -> str:
         if pair.from_starter and (figures := pair.figures) is not None:
             is_first = pair.labels[0] != pair.source
             mbit = figures.mbit if is_first else figures.mbit_back or figures.mbit
-            rates.append(f"to {pair.labels[is_first]} {rate_text(mbit)}")
+            rates.append(f"to {pair.labels[is_first]} {mbit_text(mbit)}")
     return f"This computer does not train, it copies: {', '.join(rates)}." if rates else ""
 
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from profiles.errors import BadInput
-from training.records.run_files import private_folder, write_atomically
+from training.records.run_files import explain, private_folder, write_atomically
 
 COORDINATOR_NAME = "muster-coordinator"
 """Name in the coordinator's certificate: members check for it whatever address they dial."""
@@ -69,7 +69,7 @@ def issue_run_certificates(
         for folder in (directory / "coordinator", *(directory / f"member-{rank}" for rank in members)):
             write_atomically(folder / _RELAY_FILE, relay_key, durable=False)
     except OSError as error:
-        raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
+        raise BadInput(*explain(error, directory)) from error
 
 
 def relay_key(directory: Path) -> bytes:
