@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -131,18 +132,26 @@ def problems(state: RunState) -> list[TimelineEntry]:
     Problems of a machine end when it is back. How its worker ended is known after its connection broke, and is the
     cause then, as in the headline.
     """
-    entries = [entry for entry in chronological(state.timeline) if entry.kind in ("error", "lost")]
+    entries = _explained(chronological(state.timeline))
     back = {entry.member: entry.time for entry in chronological(state.timeline) if entry.kind == "back"}
     if state.started is not None:
         entries = [entry for entry in entries if entry.time >= state.started - 1.0]
-    return [_explained(entry, state) for entry in entries if entry.time > back.get(entry.member, -math.inf)]
+    return [entry for entry in entries if entry.time > back.get(entry.member, -math.inf)]
 
 
-def _explained(entry: TimelineEntry, state: RunState) -> TimelineEntry:
-    member = state.members.get(entry.member)
-    if entry.kind != "lost" or member is None or not member.has_ended:
-        return entry
-    return entry._replace(text=with_reason(f"{member.label} {member.status}", member.message), why=member.message)
+def _explained(timeline: Sequence[TimelineEntry]) -> list[TimelineEntry]:
+    """Return errors and losses, each loss with how its worker ended, where a later warning says so."""
+    entries: list[TimelineEntry] = []
+    lost: dict[int, int] = {}
+    for entry in timeline:
+        if entry.kind == "warning" and entry.why and entry.member in lost:
+            loss = entries[lost[entry.member]]
+            text = with_reason(loss.text.removesuffix(f": {loss.why}"), entry.why)
+            entries[lost[entry.member]] = loss._replace(text=text, why=entry.why)
+        elif entry.kind in ("error", "lost"):
+            lost |= {entry.member: len(entries)} if entry.kind == "lost" else {}
+            entries.append(entry)
+    return entries
 
 
 def age(member: MemberState, now: float) -> float | None:

@@ -140,7 +140,7 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             return None  # it tries again and again
         case WarningEvent():
             step = -1 if event.step is None else event.step
-            return entry("warning", event.message, step=step, awaited=event.awaited)
+            return entry("warning", event.message, step=step, awaited=event.awaited, why=event.ended_by)
         case ElectionEvent():
             return entry("warning", event.message)
         case ErrorEvent():
