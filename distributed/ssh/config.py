@@ -185,7 +185,7 @@ def _typed(target: SshTarget, resolved: ResolvedHost) -> tuple[str, ...]:
     moved = ("-o", f"HostName={target.found_at}", "-o", f"HostKeyAlias={resolved.host_key_alias}")
     return (
         "ssh",
-        *(("-F", _absolute(target.config_file)) if target.config_file else ()),
+        *(("-F", str(_absolute(target.config_file))) if target.config_file else ()),
         *(("-i", str(key)) if key is not None else ()),
         *(("-p", str(target.port)) if target.port else ()),
         *(moved if target.found_at else ()),

@@ -8,9 +8,9 @@ import pytest
 
 from app.dashboard.dialogs.commands import Commands
 from distributed.agent.requests import ListAddresses
-from distributed.machine.link import this_machine
+from distributed.machine.link import link_to, this_machine
 from distributed.ssh import command_log
-from distributed.ssh.command_log import CommandRecord, commands_of, keep_log, note
+from distributed.ssh.command_log import commands_of, keep_log, note
 from distributed.ssh.config import SshTarget, resolve
 from distributed.ssh.errors import remote_login
 
@@ -48,8 +48,8 @@ def test_a_damaged_log_is_none(tmp_path: Path) -> None:
 
 
 def test_a_request_says_what_it_does() -> None:
-    link = this_machine()
-    record: CommandRecord = note(link.name, link.command(ListAddresses()))
+    hosts = this_machine()
+    record = note("here", link_to(hosts.machines[0], hosts).command(ListAddresses()))
     assert "<a program of Muster's: list addresses>" in record.command
 
 
