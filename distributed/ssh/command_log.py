@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget
 from training.records.run_files import write_atomically
 
 LOG_FILE = "commands.json"
@@ -109,6 +111,21 @@ def noted(machine: str, argv: Sequence[str]) -> Iterator[None]:
             _save()
         raise
     record.end("ok")
+
+
+def ssh_command(target: SshTarget, host: ResolvedHost) -> list[str]:
+    """Return the command that logs in from a shell as Muster does: with configuration, key and address."""
+    keys = (path for path in (host.named_key, Path(OWN_KEY).expanduser()) if path is not None and path.exists())
+    key = next(keys, None)
+    moved = ("-o", f"HostName={target.found_at}", "-o", f"HostKeyAlias={host.host_key_alias}")
+    return [
+        "ssh",
+        *(("-F", os.path.abspath(os.path.expanduser(target.config_file))) if target.config_file else ()),
+        *(("-i", str(key)) if key is not None else ()),
+        *(("-p", str(target.port)) if target.port else ()),
+        *(moved if target.found_at else ()),
+        f"{host.user}@{target.host}",
+    ]
 
 
 def failure_text(error: BaseException) -> str:

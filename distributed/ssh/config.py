@@ -114,8 +114,8 @@ class ResolvedHost:
     """Whether the command passes an open connection instead of carrying the bytes (ProxyUseFdpass)."""
     note: str = ""
     """Advice for the user if the connection fails."""
-    typed: tuple[str, ...] = ()
-    """The ``ssh`` command that logs in as this does, from a shell."""
+    typed: Sequence[str] = ()
+    """The ``ssh`` command that logs in as Muster does, for display."""
     joined: str = ""
     """Name of a machine that has joined: it dials this computer, and is an SSH server on that connection."""
 
@@ -129,12 +129,6 @@ class ResolvedHost:
         """``host``, or ``host:port`` where the port is not that of SSH, with an IPv6 address in brackets."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         return self.hostname if self.port == 22 else f"{host}:{self.port}"
-
-    @property
-    def ssh_command(self) -> Sequence[str]:
-        """The command that logs in there from a shell."""
-        port = ("-p", str(self.port)) if self.port != 22 else ()
-        return self.typed or ("ssh", *port, f"{self.user}@{self.hostname}")
 
     @property
     def known_names(self) -> tuple[str, str]:
@@ -170,27 +164,11 @@ def resolve(target: SshTarget) -> ResolvedHost:
         return _joined_host(target, name)
     if target.found_at:  # dialled there; its key remains known under its name
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
-    resolved = replace(resolved, typed=_typed(target, resolved))
     config = Path(target.config_file or USER_CONFIG).expanduser()
     if program is None and config.exists():
         note = f"the ssh command is missing, so {config} was not read: install openssh-client"
         resolved = replace(resolved, note=note)
     return resolved
-
-
-def _typed(target: SshTarget, resolved: ResolvedHost) -> tuple[str, ...]:
-    """Return the ``ssh`` command with the configuration, key and address of a target."""
-    keys = (path for path in (resolved.named_key, Path(OWN_KEY).expanduser()) if path is not None and path.exists())
-    key = next(keys, None)
-    moved = ("-o", f"HostName={target.found_at}", "-o", f"HostKeyAlias={resolved.host_key_alias}")
-    return (
-        "ssh",
-        *(("-F", str(_absolute(target.config_file))) if target.config_file else ()),
-        *(("-i", str(key)) if key is not None else ()),
-        *(("-p", str(target.port)) if target.port else ()),
-        *(moved if target.found_at else ()),
-        f"{resolved.user}@{target.host}",
-    )
 
 
 def _joined_host(target: SshTarget, name: str) -> ResolvedHost:

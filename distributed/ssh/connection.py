@@ -27,7 +27,7 @@ import paramiko
 
 from distributed.ssh.auth import Login
 from distributed.ssh.channel import open_session, ordered
-from distributed.ssh.command_log import note, noted
+from distributed.ssh.command_log import note, noted, ssh_command
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
     CommandTimeout,
@@ -68,7 +68,6 @@ chmod "$4" "$2" && mv -f -- "$2" "$1" || { rm -f -- "$2"; exit 1; }"""
 """To ``cat`` a dropped connection looks like the end of the input, so the size is checked before the file is renamed.
 Writing the error must not kill the shell before it has cleaned up: its stderr is closed then.
 """
-
 
 Gateways = Callable[[SshTarget], "SshConnection"]
 """Returns the connection to a jump host."""
@@ -147,7 +146,7 @@ class SshConnection:
         if depth > _MAX_JUMPS:
             hint = "does ProxyJump in ~/.ssh/config go in a circle?"
             raise BadInput(f"more than {_MAX_JUMPS} jumps", hint, machine=target.name)
-        host = resolve(target)
+        host = replace(resolved := resolve(target), typed=ssh_command(target, resolved))
         gateway: SshConnection | None = None
         route = host.jumps if jumps is None else jumps
         # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
@@ -173,7 +172,7 @@ class SshConnection:
     @classmethod
     def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
         deadline = Deadline(max(options.timeout, host.connect_timeout))
-        with noted(host.machine, host.ssh_command):
+        with noted(host.machine, host.typed):
             wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
             transport, last_words = open_transport(host, wire, options.trust, deadline)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,15 @@ from app.dashboard.dialogs.commands import Commands
 from distributed.agent.requests import ListAddresses
 from distributed.machine.link import link_to, this_machine
 from distributed.ssh import command_log
-from distributed.ssh.command_log import commands_of, keep_log, note
+from distributed.ssh.command_log import commands_of, keep_log, note, ssh_command
 from distributed.ssh.config import SshTarget, resolve
 from distributed.ssh.errors import remote_login
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in (("_ran", command_log._ran.copy()), ("_kept_in", None)):
-        monkeypatch.setattr(command_log, name, value)
+    monkeypatch.setattr(command_log, "_ran", deque())
+    monkeypatch.setattr(command_log, "_kept_in", None)
     return tmp_path
 
 
@@ -57,8 +58,9 @@ def test_a_log_in_is_listed_as_one_could_type_it(tmp_path: Path) -> None:
     config, key = tmp_path / "ssh_config", tmp_path / "key"
     config.write_text("Host pc\n  HostName 192.0.2.7\n")
     key.touch()
-    host = resolve(SshTarget("pc", "pc", 2200, "ada", str(key), str(config)))
-    assert host.ssh_command == ("ssh", "-F", str(config), "-i", str(key), "-p", "2200", "ada@pc")
+    target = SshTarget("pc", "pc", 2200, "ada", str(key), str(config))
+    line = ssh_command(target, resolve(target))
+    assert line == ["ssh", "-F", str(config), "-i", str(key), "-p", "2200", "ada@pc"]
 
 
 def test_a_hint_about_an_ssh_server_is_of_the_system_that_it_speaks_of() -> None:

@@ -174,14 +174,13 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if len(fitting) == 1:
         return fitting[0].path
     if fitting:
-        raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {_names(fitting)}")
+        names = [run.path.name for run in fitting[:SHOWN_CANDIDATES]] + ["..."] * (len(fitting) > SHOWN_CANDIDATES)
+        raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {', '.join(names)}")
     for folder in other_folders(output_dir):
         with suppress(BadInput):
             return find_run(folder, reference)
-    hint = f"start one with: {program('distributed-train', 'PROFILE')}"
-    if runs or reference:
-        list_command = f"list them with: {program('runs', 'list')}"
-        hint = f"there are: {_names(runs)}; {list_command}" if runs else f"{list_command}; {hint}"
+    start = f"start one with: {program('distributed-train', 'PROFILE')}"
+    hint = f"list them with: {program('runs', 'list')}" if reference else start
     raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", hint)
 
 
@@ -240,11 +239,6 @@ def finished_model(run: Path) -> Path | None:
     """Return the folder of a run's model; ``None`` where none was saved."""
     path = run / "model"
     return path if path.is_dir() and any(path.iterdir()) else None
-
-
-def _names(runs: Sequence[RunSummary]) -> str:
-    ellipsis = ", ..." if len(runs) > SHOWN_CANDIDATES else ""
-    return ", ".join(run.path.name for run in runs[:SHOWN_CANDIDATES]) + ellipsis
 
 
 def compare(runs: Sequence[RunSummary]) -> RunComparison:

@@ -45,18 +45,16 @@ class SentRequest:
 
     id: str
     text: str
-    command: str
-    """The command line that sends it."""
     at: float
     answer: RequestEvent | None = None
     """The newest answer; ``None``: none yet."""
 
     @property
-    def record(self) -> CommandRecord:
-        """The request for the command log."""
+    def result(self) -> str:
+        """``ok``, or why it was refused; empty: it is under way."""
         outcome = self.answer.outcome if self.answer else ""
         refused = f"refused: {self.answer.message}" if self.answer and outcome == "refused" else ""
-        return CommandRecord("the run", self.command, "ok" if outcome == "done" else refused, at=self.at)
+        return "ok" if outcome == "done" else refused
 
 
 @dataclass
@@ -77,14 +75,15 @@ class Commands:
             identity = leave_request(self.path, action, machine, entry and as_listed(entry))
         except BadInput as error:
             return error.message
-        command = f"{command_about(self.path, 'runs', 'ask')} {text}"
-        self.asked.append(SentRequest(identity, text, command, now))
+        self.asked.append(SentRequest(identity, text, now))
         return ""
 
     @property
     def records(self) -> list[CommandRecord]:
         """The requests, and the commands of the run's own process, for the command log."""
-        return [*(sent.record for sent in self.asked), *commands_of(self.path)]
+        line = command_about(self.path, "runs", "ask")
+        sent = [CommandRecord("the run", f"{line} {one.text}", one.result, one.at) for one in self.asked]
+        return [*sent, *commands_of(self.path)]
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
         """Yield text and answer of the requests whose outcome has changed since the last call."""
