@@ -120,5 +120,5 @@ def test_unreadable_or_impossible_input_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not an IP address"):
         issue_run_certificates(tmp_path, RUN, [0], ["my-mac.local"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="writable folder"):
+    with pytest.raises(BadInput, match="a file has the name of a folder"):
         issue_run_certificates(tmp_path / "file", RUN, [0], [])
