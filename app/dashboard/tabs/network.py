@@ -37,7 +37,7 @@ COLUMNS = (
     TableColumn("paused", "paused", right=True, min_width=6, rank=3),
     TableColumn("time", "time", right=True, min_width=6),
     TableColumn("last", "last", min_width=12, rank=1),
-    TableColumn("late", "late", right=True, min_width=6, rank=2),
+    TableColumn("late", "late by", right=True, min_width=6, rank=2),
     TableColumn("transfer", "transfer", right=True, min_width=8),
     TableColumn("rate", "Mbit/s", right=True, min_width=6),
     TableColumn("planned", "of plan", right=True, min_width=6),
