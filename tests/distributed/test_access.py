@@ -83,7 +83,6 @@ def test_a_machine_that_lets_us_in(lab: LightLab) -> None:
 @pytest.mark.parametrize(
     ("host", "stage", "cause", "fix"),
     [
-        ("off", Stage.REACH, "port_closed", "Sharing > Remote Login"),
         ("off", Stage.REACH, "port_closed", "systemctl enable --now ssh"),
         ("keyless", Stage.LOGIN, "no_key_accepted", "run this on that machine itself, as"),
         ("chosen", Stage.LOGIN, "no_key_accepted", "run this on that machine itself, as"),

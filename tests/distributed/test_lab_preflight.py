@@ -61,9 +61,9 @@ def machine(lab: Lab, name: str, **fields: Any) -> Machine:
 def test_one_line_and_what_to_do(lab: Lab, tmp_path: Path, name: str, fields: dict[str, object], said: str) -> None:
     code, stderr = train(lab, tmp_path, machine(lab, name, **fields))
     assert code == 3
-    *before, error, hint = stderr.strip().splitlines()
+    first, *before, error, hint = stderr.strip().splitlines()
     assert re.match(said, error) and hint.startswith("hint: ")
-    assert all(line.startswith("looking for ") for line in before)
+    assert first.startswith("reading profile ") and all(line.startswith("looking for ") for line in before)
 
 
 def test_two_entries_of_one_machine(lab: Lab, tmp_path: Path) -> None:
@@ -123,4 +123,5 @@ def test_a_missing_comma_in_the_hosts_file(lab: Lab, tmp_path: Path) -> None:
     muster = Muster(tmp_path, hosts_file)
     done = muster.run(*muster.train())
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "hosts.json" in done.stderr
+    _, error, *_ = done.stderr.splitlines()
+    assert error.startswith("error: ") and "hosts.json" in error

@@ -412,7 +412,7 @@ def test_log_ins_are_in_the_log_of_commands_and_a_repeated_failure_is_there_once
     SshConnection.connect(lab.target("b")).close()
     since = [one for one in commands_run() if one.at >= started_at and one.machine in ("off", "b")]
     records = {(one.machine, one.command, one.outcome) for one in since}
-    off, b = (f"ssh -p {lab[name].port} {lab[name].user}@127.0.0.1" for name in ("off", "b"))
+    off, b = (f"ssh -F {lab.ssh_config} {lab[name].user}@{name}" for name in ("off", "b"))
     assert records == {("off", off, caught.value.problem), ("b", b, "ok"), ("b", "uname -snm", "ok")}
     assert [one.machine for one in since].count("off") == 1
 
