@@ -164,7 +164,7 @@ def losses(events: list[Event]) -> dict[tuple[int | None, int], float]:
 
 def test_a_resumed_fit_takes_no_other_options_and_no_run_of_others(tmp_path: Path) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
-    with pytest.raises(BadInput, match="no other strategy, max_steps"):
+    with pytest.raises(BadInput, match="no other strategy"):
         trainer.fit("diloco", resume="20261121", max_steps=3)
     with pytest.raises(BadInput, match="no run '20261121'"):
         trainer.fit(resume="20261121")

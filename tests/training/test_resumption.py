@@ -48,7 +48,7 @@ def test_epochs_take_the_place_of_steps_and_the_other_way_round(tmp_path: Path) 
         (None, True, "is completed: nothing to resume .*--set epochs=N"),
         ({"epochs": 3}, True, "was planned for epochs = 3 .*above"),
         ({"epochs": "many"}, True, "epochs"),
-        ({"epochs": 6}, False, "has no snapshot.*snapshot_interval below 200"),
+        ({"epochs": 6}, False, "has no snapshot.*snapshot_interval below 5m"),
     ],
 )
 def test_what_does_not_go_on_is_refused_with_what_does(

@@ -206,7 +206,7 @@ class Bubblewrap:
     def __init__(self, terms: LendingTerms, folder: Path, mark: str) -> None:
         self._terms, self._folder, self._mark = terms, folder, mark
         self._lock = threading.Lock()
-        self._bwrap: psutil.Popen | None = None
+        self._bwrap: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._problem = ""
@@ -252,7 +252,7 @@ class Bubblewrap:
         words = [self.python, "-IS", inside.__file__, str(descriptor), *limits]
         with tempfile.TemporaryFile() as errors:
             try:
-                self._bwrap = psutil.Popen(
+                self._bwrap = subprocess.Popen(
                     [*self._command(), "--", *words], pass_fds=[descriptor], stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL, stderr=errors, env={MARK: self._mark}, start_new_session=True,
                 )  # fmt: skip
@@ -295,8 +295,9 @@ class Bubblewrap:
 
     def processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            if self._bwrap is not None:
-                return [self._bwrap, *self._bwrap.children(recursive=True)]
+            if self._bwrap is not None and self._bwrap.poll() is None:
+                bwrap = psutil.Process(self._bwrap.pid)
+                return [bwrap, *bwrap.children(recursive=True)]
         return []
 
     def problem(self) -> str:
