@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from distributed.joining.lending import box as box_module
-from distributed.joining.lending.box import Bubblewrap, NoBox, ProgramBox, box_for, sandbox_profile
+from distributed.joining.lending.box import Bubblewrap, NoBox, Program, ProgramBox, box_for, sandbox_profile
 from distributed.joining.lending.box_check import require_box
 from distributed.joining.lending.resting import freeze, thaw
 from distributed.joining.lending.terms import LendingTerms
@@ -48,6 +48,14 @@ def result(box: ProgramBox, argv: Sequence[str]) -> tuple[int, str]:
         program.stdin.close()
         output = program.stdout.read() + program.stderr.read()
     return program.wait(), output.decode()
+
+
+def exit_code(program: Program) -> int:
+    """Close the streams of a program that ends, and return its exit code."""
+    for stream in (program.stdin, program.stdout, program.stderr):
+        assert stream is not None
+        stream.close()
+    return program.wait()
 
 
 @pytest.mark.parametrize("lend", ["tasks", "friend"])
@@ -107,7 +115,7 @@ def test_a_loopback_port_leads_to_who_made_the_box_alone(box: ProgramBox) -> Non
         stream, _ = listener.accept()
         with stream:
             assert stream.recv(2) == b"hi"
-        assert program.wait() == 0
+        assert exit_code(program) == 0
 
 
 def test_memory_and_cores_are_bounded(tmp_path: Path) -> None:
@@ -164,7 +172,7 @@ def test_it_stands_still_and_goes_on(box: ProgramBox) -> None:
     thaw(box.processes())
     until(lambda: psutil.STATUS_STOPPED not in {one.status() for one in box.processes()})
     box.close()
-    assert program.wait() == 137
+    assert exit_code(program) == 137
 
 
 def test_the_profile_of_macos_names_what_may_be_written_and_nothing_else() -> None:

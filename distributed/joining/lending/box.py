@@ -214,7 +214,10 @@ class Bubblewrap:
 
     def popen(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Program:
         variables = {**self._variables(), **(environment or {})}
-        return _BoxedProgram(self._connected(), {"argv": list(argv), "env": variables})
+        try:
+            return _BoxedProgram(self._connected(), {"argv": list(argv), "env": variables})
+        except BrokenPipeError as error:  # the box has ended meanwhile
+            raise OSError(self.problem() or str(error)) from error
 
     def _variables(self) -> dict[str, str]:
         passed = {name: os.environ[name] for name in _PASSED_INSIDE if name in os.environ}

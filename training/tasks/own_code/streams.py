@@ -133,7 +133,9 @@ class Stream:
     def _go_back(self, position: int) -> None:
         state = self.state_at(position)
         self._move_to(state)
-        if state["source"] is None or _digest(self._next()) == state["next"]:
+        if state["source"] is None:
+            return None
+        if _digest(self._next()) == state["next"]:
             return self._move_to(state)
         # some versions of datasets go on behind the rest of a batch of rows: this one is read over from the beginning
         self._states, self._is_exact = [], False
