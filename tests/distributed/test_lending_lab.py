@@ -113,7 +113,7 @@ def test_an_owner_who_returns_has_the_processor_and_who_goes_gives_it_back(
 ) -> None:
     lab = make_lab(HostSpec("b", sshd=False))
     owner = lab.folder / "owner"
-    script = tmp_path / "owner.py"
+    script = lab.folder / "owner.py"  # hosts do not see this computer's temporary files
     script.write_text(OWNER)
     machines = (Machine(name="here", address="localhost"), Machine(name="b", address="b.joined", python=sys.executable))
     save_hosts(Hosts(machines=machines), lab.hosts_file)

@@ -85,7 +85,7 @@ GROUPS = {
     "allreduce, powersgd": group(2, 122, 4, 4, "allreduce", own={**SMALL, "compressor": "powersgd"}, beside=4),
     "zero1": group(4, 119, 6, 6, "zero1", compares=True),
     "demo": group(3, 561, 0.33, 1.3, "demo", small=128, compares=True),
-    "sparta": group(4, 150, 0.05, 0.13, "sparta", small=64, compares=True),
+    "sparta": group(4, 151, 0.05, 0.13, "sparta", small=64, compares=True),
     "diloco": group(2.5, 126, *ROUND, "diloco", own=ROUNDS, compares=True),
     "diloco, compared": group(2.5, 126, *ROUND, "diloco", own=ROUNDS, options={"verify_interval": 1}),
     "diloco, overlapped": group(2.5, 128, *ROUND, "diloco", own={**ROUNDS, "sync_delay": 1}, compares=True),
