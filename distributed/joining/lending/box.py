@@ -50,6 +50,8 @@ _PASSED_INSIDE = ("LANG", "TZ", "CUDA_VISIBLE_DEVICES")
 _FOLDERS = """import os, sys
 print(*dict.fromkeys([sys.prefix, sys.base_prefix, os.path.realpath(sys.executable)]), sep="\\n")"""
 _PATIENCE = 20.0
+_ENDING = 5.0
+"""Seconds for a box to end whose programs failed; one that goes on has no part in it."""
 _WITHOUT = 137
 """Exit code of a program whose box has ended."""
 
@@ -304,6 +306,9 @@ class Bubblewrap:
         return []
 
     def problem(self) -> str:
+        if self._bwrap is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its sockets close a moment before it has ended
+                self._bwrap.wait(_ENDING)
         if self._thread is not None and (self._bwrap is None or self._bwrap.poll() is not None):
             self._thread.join()
         return self._problem
