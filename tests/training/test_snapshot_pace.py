@@ -142,7 +142,7 @@ def test_a_snapshot_that_costs_more_is_written_more_rarely(cost: tuple[float, fl
 @given(st.lists(st.floats(0.001, 30), min_size=2, max_size=4), st.integers(1, 50), st.integers(0, 2**32))
 def test_all_write_after_the_same_steps(seconds: list[float], meets_every: int, seed: int) -> None:
     room = Room(len(seconds), lambda name: ())
-    walks = [
+    walks = [  # mypy infers no type of a lambda with defaults
         Walk(lambda step, one=one, rank=rank: one * (1 + (step * 7919 + rank * seed) % 5), 150,  # type: ignore[misc]
              RoomExchange(room, rank), "90s", begin=3600.0 * rank)
         for rank, one in enumerate(seconds)

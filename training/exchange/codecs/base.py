@@ -87,7 +87,11 @@ class Codec(ABC):
         return list(torch.split(data, list(self.planes(elements))))
 
     def carried(self, planes: Sequence[torch.Tensor]) -> bool:
-        """Return whether values that :meth:`encode_on_device` has encoded, as planes on the host, are all finite."""
+        """Return whether values that :meth:`encode_on_device` has encoded, as planes on the host, are all finite.
+
+        Raises:
+            NotImplementedError: this codec has no planes; nobody asks one that has none.
+        """
         raise NotImplementedError(f"{self.name} cannot be cut")
 
     def carries(self, values: torch.Tensor) -> bool:

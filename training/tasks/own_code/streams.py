@@ -75,7 +75,7 @@ class Stream:
         """Samples of a pass, if the source says so."""
         try:
             size = len(self._items)
-        except (TypeError, NotImplementedError):
+        except (TypeError, NotImplementedError):  # torch recommends either where no length is known
             return self._limit or None
         return min(size, self._limit or size)
 
