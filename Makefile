@@ -24,7 +24,7 @@ TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extension
 INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
 
-.PHONY: help setup demo wizard test test-fast conformance lint format lock lab lab-test bench clean
+.PHONY: help setup demo wizard test test-fast conformance site lint format lock lab lab-test bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -80,6 +80,11 @@ test-fast: setup ## the tests that take seconds
 
 conformance: setup ## PyTorch's own suite for process groups, over the mesh
 	$(PY) -m pytest -q tests/exchange/conformance.py
+
+site: setup ## the documents as a site, into build/site
+	@$(PIP) --quiet -c constraints.txt --no-build-isolation -e '.[site]'
+	@mkdir -p build && $(VENV)/bin/zensical build --clean --strict >build/site.log 2>&1 && ! grep -q griffe build/site.log || \
+	    { cat build/site.log; exit 1; }
 
 lint: setup ## style, formatting, types, import directions
 	$(VENV)/bin/ruff check .

@@ -51,9 +51,8 @@ class NetworkTrainer(ObjectTrainer):
     again; a second one ends it at once.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, lr_scheduler,
-            output_dir, on_event: as :class:`training.local_trainer.ObjectTrainer`; objects but texts are defined at a
-            module's top level.
+        model: as :class:`training.local_trainer.ObjectTrainer` takes it, and so are ``train_dataset``, ``val_dataset``
+            and ``settings``; objects but texts are defined at a module's top level.
         hosts: the hosts file.
         trust_new: accept the host keys of unknown machines.
     """

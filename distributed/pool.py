@@ -59,7 +59,8 @@ class Pool:
         """Return a pool that trains a model on this computer and on those that join.
 
         Args:
-            model, train_dataset, val_dataset, settings: as :class:`distributed.network_trainer.NetworkTrainer`.
+            model: as :class:`distributed.network_trainer.NetworkTrainer` takes it, and so are ``train_dataset``,
+                ``val_dataset`` and ``settings``.
             machines: how many machines must have joined before training begins; others may join later.
             admit: decides whether a machine may join, by a line that describes it; default: asks at the terminal.
 
@@ -74,7 +75,8 @@ class Pool:
         """Wait until the machines have joined, then train and return the model.
 
         Args:
-            strategy, options: as :meth:`training.local_trainer.ObjectTrainer.fit`, which says what is raised, too.
+            strategy: as :meth:`training.local_trainer.ObjectTrainer.fit` takes it, and so are ``options``; what is
+                raised stands there, too.
 
         Raises:
             MachinesNotReady: no code can be opened.

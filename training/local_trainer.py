@@ -233,8 +233,7 @@ class LocalTrainer(ObjectTrainer):
     again. The workers of a :class:`~distributed.network_trainer.NetworkTrainer` come back by themselves.
 
     Args:
-        model, train_dataset, val_dataset, loss, collate, weight, metrics, optimizer, train_step, lr_scheduler,
-            output_dir, on_event: see :class:`ObjectTrainer`.
+        model: as :class:`ObjectTrainer` takes it, and so are ``train_dataset``, ``val_dataset`` and ``settings``.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
             model together (``layout = pipeline``, ``shard`` or ``tensor``), so many; ``fit(resume=...)`` may change
             that layout.

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 TARGETS = {
     "setup",
     "demo",
+    "site",
     "wizard",
     "test",
     "test-fast",
@@ -125,8 +126,10 @@ def _pins(name: str) -> dict[tuple[str, str], str]:
 
 def test_the_lock_has_the_versions_that_are_pinned() -> None:
     pinned, locked = _pins("constraints.txt"), _pins("requirements.lock")
+    site = "deepmerge ghp-import griffelib mergedeep mkdocs mkdocs-autorefs mkdocs-get-deps mkdocstrings"
+    site += " mkdocstrings-python pymdown-extensions pyyaml-env-tag watchdog zensical"
     extras = "cattrs coremltools flatbuffers google-cloud-bigquery ml-dtypes onnx onnx-ir onnxruntime onnxscript pyaml"
-    outside = {*extras.split(), "bitsandbytes", "sounddevice", "torch", "wandb"}
+    outside = {*extras.split(), *site.split(), "bitsandbytes", "sounddevice", "torch", "wandb"}
     assert {package for package, _ in pinned.keys() - locked.keys()} == outside
     for other in locked.keys() - pinned.keys():
         assert not Marker(locked[other]).evaluate()  # of systems that are not ours
@@ -203,4 +206,10 @@ def test_ci_runs_what_a_developer_types() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    assert re.findall(r"^make (\S+)", script.read_text(), re.MULTILINE) == ["setup", "lint", "test", "conformance"]
+    assert re.findall(r"^make (\S+)", script.read_text(), re.MULTILINE) == [
+        "setup",
+        "lint",
+        "site",
+        "test",
+        "conformance",
+    ]

@@ -252,7 +252,7 @@ class Strategy(metaclass=_StrategyType):
             end: steps of the run after it, unless a member requests an earlier meeting.
             owners: ranks among which the samples of a step are divided.
             meeting_requested: returns whether this member requests a meeting after so many steps of the run; called by
-            any thread.
+                any thread.
             set_end: called with the steps of the run after which they meet earlier than planned; called by any thread.
         """
 
