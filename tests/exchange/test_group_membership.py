@@ -387,6 +387,33 @@ def test_a_short_cut_is_no_loss_although_its_answers_come_late() -> None:
     assert not statuses(world, 2)
 
 
+def test_who_is_silent_before_the_start_is_waited_for() -> None:
+    world = World(3, started=False)
+    world.come(0)
+    world.come(1)
+    for _ in range(int(LEASE) + 1):
+        world.say(0)
+        world.hear(0)
+        world.group.tick(BEAT)
+    world.come(2)
+    assert world.group.missing() == ["rank 1 (m1)"] and not world.group.started
+    world.say(1)
+    world.hear_all()
+    assert world.fakes[1].report.members == (0, 1, 2) and not statuses(world, 1)
+
+
+def test_a_newcomer_that_is_silent_for_a_while_may_begin_anew() -> None:
+    world = three()
+    newcomer = world.come(3)
+    for _ in range(int(LEASE) + 1):
+        for rank in range(3):
+            world.say(rank)
+            world.hear(rank)
+        world.group.tick(BEAT)
+    world.hear(3)
+    assert newcomer.ended and newcomer.may_return
+
+
 def test_who_is_always_late_is_not_lost() -> None:
     world = three()
     on_the_way: list[tuple[float, GroupStatus]] = []

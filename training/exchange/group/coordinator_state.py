@@ -154,8 +154,8 @@ class Member:
         return self.report.started > self.report.full
 
     def receive(self, report: Report, now: float) -> tuple[bool, bool]:
-        """Take its report at a time by the clock of :func:`clock_stamp`; return whether it shows that the member is
-        reached, and whether it says anything that is new.
+        """Take its report at a time by the clock of :func:`clock_stamp`; return whether it shows that a lost member is
+        reached again, and whether it says anything that is new.
 
         Where messages are always late, as on a link that the training fills, only how much later they become counts.
         """
@@ -165,7 +165,9 @@ class Member:
         if was_interrupted := self.silent > _INTERRUPTED:
             self.unanswered = 0.0
         self.silent = 0.0
-        return answers or was_interrupted, report != previous.model_copy(update={"heard": report.heard})
+        is_back = self.frozen and (answers or was_interrupted)
+        self.frozen = self.frozen and not is_back
+        return is_back, report != previous.model_copy(update={"heard": report.heard})
 
     def pass_time(self, elapsed: float, lease: float) -> bool:
         """Let seconds pass; return whether it is lost: it is silent, or nothing reaches it."""

@@ -60,8 +60,7 @@ class GroupMembership:
         self._last_mesh: MeshStart | None = None  # as formed by this coordinator
         self._bounds: dict[int, int] = {}  # by absent rank: operations that stood when the first mesh without it began
         self._now = self._given_up_since = self._since_status = 0.0
-        self._awaited = verdicts.AwaitedOperation(config)
-        self._standstill = verdicts.Standstill(config.standstill)
+        self._awaited, self._standstill = verdicts.AwaitedOperation(config), verdicts.Standstill(config.standstill)
         self._resuming_until: float | None = None
 
     # -- members that join and leave ---------------------------------------------------------------------------------
@@ -115,11 +114,10 @@ class GroupMembership:
                 return
             self._quorum.note_full(report)
             verdicts.check_report(member.rank, report, self.epoch, self._quorum.committed)
-            is_reached, is_news = member.receive(report, self._now)
+            is_back, is_news = member.receive(report, self._now)
             for news in self._reported_routes.changes(member, self.members):
                 self._log(news)
-            if member.frozen and is_reached:
-                member.frozen = False
+            if is_back and member.role != "waiting":
                 self._presence.note_return(member, "answers again", self._now)
             if report.leaves:
                 self._drop(member, "left", "")
@@ -197,9 +195,10 @@ class GroupMembership:
         return self._left >= set(everybody) and all(member.hung_up for member in self.members.values())
 
     def missing(self) -> list[str]:
-        """Return, in words, which members have not connected yet, before the start."""
-        absent, names = self._config.absent, enumerate(() if self.started else self._config.names)
-        return [f"rank {rank} ({name})" for rank, name in names if rank not in self.members and rank not in absent]
+        """Return, in words, which members are not there yet, before the start."""
+        there = self._config.absent | {member.rank for member in self.members.values() if not member.frozen}
+        names = enumerate(() if self.started else self._config.names)
+        return [f"rank {rank} ({name})" for rank, name in names if rank not in there]
 
     def _take_back(self, member: Member) -> None:
         """Resume with a member that has state: its connection was lost, or this coordinator was restarted."""
@@ -213,12 +212,13 @@ class GroupMembership:
             self.epoch, self.form, self._given_up_since = member.report.epoch, None, self._now
 
     def _freeze(self, member: Member) -> None:
-        """Mark a silent member as lost for now: the others go on, and it is taken back when it answers."""
-        if member.role in ("waiting", "newcomer"):
-            self._drop(member, "lost", self._config.silence_text)
-            return
-        member.frozen, member.role = True, "late"
-        self._presence.note(member, "lost", self._config.silence_text)
+        """Take a silent member for lost until it answers; a newcomer, which may hold the others up, begins anew."""
+        if member.role == "newcomer":
+            self._drop(member, "lost", self._config.silence_text, may_return=True)
+        elif member.role != "waiting":
+            member.role = "late"
+            self._presence.note(member, "lost", self._config.silence_text)
+        member.frozen = True
 
     def _drop(self, member: Member, status: Literal["left", "lost"], why: str, may_return: bool = False) -> GroupStatus:
         del self.members[member.rank]
