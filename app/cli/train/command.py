@@ -224,6 +224,11 @@ def _started(request: TrainRequest) -> ExitCode:
     from app.cli.runs import attach  # 0.4 s of processor time, which a wrong name need not spend
     from app.cli.train import start as train
 
+    if os.environ.get("WORLD_SIZE") and not (request.trial or request.plan_only):
+        from app.cli.train.ranked import train_as_rank
+
+        if (code := train_as_rank(request)) is not None:
+            return code
     hosts = train.hosts_file_of(request)
     if hosts is None and request.plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")

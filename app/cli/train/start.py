@@ -52,38 +52,45 @@ if TYPE_CHECKING:
 Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
 
 
-def distributed_train(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
+Placed = Callable[[RunPlan], RunPlan]
+"""Returns a plan with its members where they are."""
+
+
+def distributed_train(
+    request: TrainRequest, start_run: StartRun = RunController, placed: Placed = lambda plan: plan
+) -> ExitCode:
     """Run ``distributed-train``.
 
     Raises:
         MusterError: nothing was started.
     """
-    plan, folder = prepared(request)
+    plan, folder = prepared(request, placed)
     earlier = reduce_events(folder.events())
     progress = progress_for(title_of(plan), earlier, since=-1 if request.resume else None)
     return tell(run_to_end(plan, folder, progress, start_run=start_run), request.as_json)
 
 
-def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
+def prepared(request: TrainRequest, placed: Placed = lambda plan: plan) -> tuple[RunPlan, RunFolder]:
     """Return plan and folder of the run to start or resume; its trackers are started.
 
     Raises:
         BadInput: it cannot be used.
     """
     with failed_start_notified(request.title):
-        plan, folder = _created(request)
+        plan, folder = _created(request, placed)
     start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
     return plan, folder
 
 
-def _created(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
+def _created(request: TrainRequest, placed: Placed) -> tuple[RunPlan, RunFolder]:
     command = list(request.command)
     if request.resume:
         path, plan = resumable(request)
+        plan = placed(plan)
         checked_trackers(plan.profile.run.trackers)
         check_data_of(plan)
         return plan, RunFolder.resume(path, plan, command)
-    plan = plan_of(request)
+    plan = placed(plan_of(request))
     folder = RunFolder.create(Path(plan.profile.run.output_dir), plan, command)
     remember(folder.path.parent)
     return plan, folder
