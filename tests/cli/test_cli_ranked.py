@@ -15,6 +15,7 @@ import pytest
 
 from app.cli.main import main
 from profiles.errors import BadInput, RunFailed
+from tests.distributed.joining import free_port
 from tests.waiting import until
 from training.ranked import ranks
 from training.ranked.engine_process import EngineProcess
@@ -25,13 +26,32 @@ TRAIN = [str(SCRIPT), "train", "nanogpt", *SIZES.split()]
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
 
 
+def _weights(folder: Path) -> bytes:
+    (path,) = folder.glob("output/*/model/model.safetensors")
+    return path.read_bytes()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_torchrun_trains_the_weights_of_two_local_workers(tmp_path: Path) -> None:
-    for words in (["-m", "torch.distributed.run", "--nproc-per-node", "2", *TRAIN], [*TRAIN, "--local", "2"]):
-        subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, timeout=240, check=True)
-    of_torchrun, of_local = [path.read_bytes() for path in tmp_path.glob("output/*/model/model.safetensors")]
-    assert of_torchrun == of_local
+def test_ranks_train_the_weights_of_two_local_workers(tmp_path: Path) -> None:
+    port = free_port()
+    starts = {
+        "torchrun": [[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *TRAIN]],
+        "variables": [["env", *_variables(rank, port), sys.executable, *TRAIN] for rank in (1, 0)],
+        "local": [[sys.executable, *TRAIN, "--local", "2"]],
+    }
+    for name, commands in starts.items():
+        (folder := tmp_path / name).mkdir()
+        processes = [subprocess.Popen(words, cwd=folder, stderr=subprocess.DEVNULL) for words in commands]
+        assert [process.wait(240) for process in processes] == [0] * len(commands)
+    assert _weights(tmp_path / "torchrun") == _weights(tmp_path / "variables") == _weights(tmp_path / "local")
+
+
+def _variables(rank: int, port: int) -> list[str]:
+    """What SLURM's line in the documents sets."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, **address}
+    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def test_a_rank_is_read_from_the_variables_of_its_engine() -> None:

@@ -132,7 +132,8 @@ class Ranks:
         with _listening(self._process.world_size) as server:
             authority = (folder / "coordinator" / "ca.pem").read_text()
             port = server.getsockname()[1]
-            EngineStore(self._process).publish({"port": port, "authority": authority, "token": token})
+            self._store = EngineStore(self._process)  # unless torchrun serves it, it lives in this process
+            self._store.publish({"port": port, "authority": authority, "token": token})
             while len(self._lines) < self._process.world_size - 1:
                 server.settimeout(max(end - time.monotonic(), 0.01))
                 try:
