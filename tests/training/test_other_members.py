@@ -10,7 +10,7 @@ from group import Member, Serve, run_group
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import StepEvent
+from training.records.events import StepEvent, WarningEvent
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.local_plan import with_workers
 from training.run.members.other_members import with_newcomers
@@ -37,10 +37,11 @@ def steps(member: Member) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["allreduce", "diloco", "async_diloco", "noloco"])
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco", "async_diloco", "noloco", "sparta"])
 def test_three_members_then_two_then_four_then_others(tmp_path: Path, serve: Serve, strategy: str) -> None:
     options: dict[str, Any] = {"strategy": strategy, "owned": {strategy: OWN[strategy]} if strategy in OWN else {}}
-    plan = toy_plan(3, training={"max_steps": 0, "epochs": 10}, strategy=options)  # 40 steps of 12 samples
+    training, evaluation = {"max_steps": 0, "epochs": 10}, {"eval_interval": 4}  # 40 steps of 12 samples
+    plan = toy_plan(3, training, evaluation=evaluation, strategy=options)
     before = 0
     for number, (members, absent) in enumerate([(3, ()), (3, (1,)), (5, (1,)), (6, (0, 1, 2))], 1):
         plan = attempt(plan, number, members, absent)
@@ -48,6 +49,8 @@ def test_three_members_then_two_then_four_then_others(tmp_path: Path, serve: Ser
         trained = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path, lambda _: stop_after(last))  # noqa: B023
         assert sorted(trained) == [rank for rank in range(members) if rank not in absent]
         assert [member.error for member in trained.values()] == [None] * len(trained)
+        warnings = [e.message for m in trained.values() for e in m.events if isinstance(e, WarningEvent)]
+        assert not [line for line in warnings if "no valid figures" in line]
         first = [min(steps(member), default=before + 1) for member in trained.values()]
         assert all(before < one <= before + (8 if strategy == "async_diloco" else 1) for one in first)
         assert {member.trainer.total_steps for member in trained.values()} == {40}

@@ -161,7 +161,8 @@ def agree_on_snapshot(
         for lack, ranks in (("snapshot", set(without) - set(rounds)), ("last exchange", set(without) & set(rounds))):
             if ranks:
                 lacking, source = ", ".join(map(names, sorted(ranks))), names(exchange.rank)
-                warn(f"{lacking} has no {lack} of step {step} and continues with the state of {source}")
+                has, continues = ("has", "continues") if len(ranks) == 1 else ("have", "continue")
+                warn(f"{lacking} {has} no {lack} of step {step} and {continues} with the state of {source}")
     return agreed
 
 

@@ -235,15 +235,11 @@ class NoLoCo(RoundStrategy):
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
         return {"slow": self._slow}
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "members": list(self._members)}
-
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._slow.copy_(tensors["slow"])
         if "momentum" in tensors:
             self._momentum.copy_(tensors["momentum"])
         super().load(tensors, state)
-        self._members = tuple(state["members"])
 
 
 def _mean_of_pair(result: MeanResult, values: torch.Tensor) -> torch.Tensor:

@@ -253,9 +253,9 @@ class Sparta(Strategy):
         while self._in_flight:
             self._merge()
         before, weights = self._exchange.traffic.copy(), flatten(self._parameters, torch.device("cpu"))
-        mean = mean_of_all(weights, self._exchange, "sparta/consensus").mean
-        unflatten_into(self._parameters, mean)
-        self._averaged = True
+        result = mean_of_all(weights, self._exchange, "sparta/consensus")
+        unflatten_into(self._parameters, mean := result.mean)
+        self._averaged, self._members = True, result.members
         traffic = self._exchange.traffic.since(before)
         digest, comparison = weight_hash(mean), differences(weights, mean)
         return sync_event(traffic, self._number(self._step) + 2, self._members, digest, *comparison)
@@ -377,11 +377,10 @@ class Sparta(Strategy):
     def state(self) -> dict[str, Any]:
         in_flight = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._with_result()]
         in_flight = [{**entry, "members": list(entry["members"])} for entry in in_flight]
-        return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": in_flight}
+        return {"step": self._step, "weight": self._weight, "under_way": in_flight}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._step, self._weight = int(state["step"]), float(state["weight"])
-        self._members = tuple(state["members"])
         self._in_flight.clear()
         for entry in state["under_way"]:
             outcome = {**entry, "members": tuple(entry["members"])}
