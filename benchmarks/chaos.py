@@ -43,7 +43,7 @@ from tests.lab.host import LabHost
 from tests.lab.lab import Lab
 from tests.lab.processes import line_of, signal_all
 from tests.lab.spec import HostSpec
-from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent, SyncEvent
+from training.records.events import EvaluationEvent, Event, MemberEvent, RequestEvent, StepEvent, SyncEvent
 from training.run.processes import processes_of
 
 SAMPLES = 600
@@ -257,7 +257,7 @@ class Chaos:
             taken.update(steps)
             if wrong := [b for a, b in itertools.pairwise(steps) if b <= a]:
                 yield f"{host.name} has steps twice, or out of order: {wrong[:9]}"
-            states = [e.status for e in self.events if isinstance(e, MemberEvent) and e.member == rank]
+            states = [state for e in self.events if (state := _state_in(e, rank, host.name))]
             if ("lost", "lost") in itertools.pairwise(states):
                 yield f"a loss of {host.name} is told twice: {states}"
         if missing := set(range(1, max(taken, default=0) + 1)) - taken:
@@ -299,6 +299,14 @@ class Chaos:
                 if last and rank in results.get(last + 1, ()):  # it ended before it could tell of this step
                     counted[last] += (number for _, numbers in calls for number in numbers)
         return counted
+
+
+def _state_in(event: Event, rank: int, name: str) -> str:
+    """Return what an event says of a member; ``added``: a worker is started for it again, and may be lost before it has
+    joined."""
+    if isinstance(event, RequestEvent) and (event.action, event.machine, event.outcome) == ("add", name, "accepted"):
+        return "added"
+    return event.status if isinstance(event, MemberEvent) and event.member == rank else ""
 
 
 def miscounted(steps: Sequence[Sequence[int]]) -> Iterator[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from profiles.errors import ExitCode
 from profiles.installation import way_to_add
-from tests.runs.run_stage import Stage
+from tests.runs.run_stage import Script, Stage
 from training.exchange.group.election import Successor
 from training.exchange.group.quorum import next_term
 from training.records.events import ErrorEvent, MemberEvent, RunEvent, WarningEvent
@@ -114,6 +114,23 @@ def test_a_run_that_is_done_does_not_wait_for_a_machine_that_is_away(stage: Stag
     assert stage.workers[1].signals == [signal.SIGKILL]
     stage.run.note_end(1)
     assert stage.run.outcome().status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (lambda stage: [stage.ends(rank, ExitCode.DONE) for rank in (0, 2)], "the run ended before it had joined"),
+        (lambda stage: stage.run.drop([1]), "it was dropped"),
+    ],
+    ids=["the run ends", "it is dropped"],
+)
+def test_who_is_joining_and_killed_for_it_is_told_why(stage: Stage, end: Callable[[Stage], object], cause: str) -> None:
+    stage.ends(1, 255, "could not be reached for 40 s")
+    stage.workers[1] = Script()
+    stage.run.members.add_workers(1, {1: stage.workers[1]})
+    end(stage)
+    stage.run.note_end(1)
+    assert stage.told(1)[1:] == [("lost", cause)]
 
 
 @pytest.mark.parametrize(("last", "status"), [(ExitCode.STOPPED, "cancelled"), (ExitCode.DONE, "completed")])

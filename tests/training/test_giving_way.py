@@ -137,6 +137,12 @@ def test_a_terminal_tells_since_when_nobody_has_typed() -> None:
     assert idle == pytest.approx(max(0.0, time.time() - Path("/dev/null").stat().st_atime), abs=60)
 
 
+def test_a_clock_that_was_set_back_makes_nobody_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    users = [SimpleNamespace(terminal="null")]
+    assert IdleTime(SimpleNamespace(users=lambda: users), system="win32").seconds() is None
+
+
 @pytest.mark.slow
 def test_low_priority_is_that_of_what_is_started_from_then_on() -> None:
     code = (

@@ -59,14 +59,15 @@ class IdleTime:
         return min(map(int, counts)) / parts
 
     def _of_terminals(self) -> list[float]:
-        """Return for each terminal with somebody logged in the seconds since its program has read from it."""
+        """Return for each terminal with somebody logged in the seconds since its program has read from it, unless the
+        clock was set back since."""
         idle = []
         with contextlib.suppress(psutil.Error, OSError, RuntimeError):
             for user in self._machine.users():
                 with contextlib.suppress(OSError, ValueError):  # a display's name, or one that has gone
                     if user.terminal:
-                        idle.append(max(0.0, time.time() - (Path("/dev") / user.terminal).stat().st_atime))
-        return idle
+                        idle.append(time.time() - (Path("/dev") / user.terminal).stat().st_atime)
+        return [seconds for seconds in idle if seconds >= 0]
 
 
 def _output(command: Sequence[str]) -> str | None:

@@ -269,7 +269,7 @@ class RunController:
         self.meeting_point.note_end(rank, handle.process.end_reason)
         if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
             return
-        cause = handle.process.end_reason or f"its worker {exit_text(code)}"
+        cause = handle.failure or handle.process.end_reason or f"its worker {exit_text(code)}"
         if self._stopping.reason:
             cause = "its worker was killed, as it had not ended in time" if code == -signal.SIGKILL else cause
             self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")

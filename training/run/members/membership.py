@@ -28,7 +28,7 @@ class WorkerHandle:
     exit_code: int | None = None
     error: ErrorEvent | None = None
     failure: str = ""
-    """Why the others went on without it, unless it had only lost others."""
+    """Why the others went on without it, unless it had only lost others, or why it was killed."""
 
     def kill(self) -> None:
         """Kill it, unless it is known to have ended."""
@@ -124,8 +124,10 @@ class Membership:
             worker.process.send(message)
 
     def kill(self) -> None:
-        """Kill every worker."""
-        for worker in self.workers.values():
+        """Kill every worker; those that are joining do not get to it any more."""
+        for rank, worker in self.workers.items():
+            if rank in self.joining and worker.exit_code is None:
+                worker.failure = worker.failure or "the run ended before it had joined"
             worker.kill()
 
     def is_running(self) -> bool:
