@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.run.local_plan import plan_local_run
+from training.run.orders import OrderEnd
 from training.run.requests.request_book import Request, RequestBook, leave_request
 from training.run.requests.request_server import LocalMachines, RequestServer
 from training.run.run_controller import RunController
@@ -26,9 +26,9 @@ class Told:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self.then: list[Callable[[int], None]] = []
+        self.then: list[OrderEnd] = []
 
-    def command(self, action: str, then: Callable[[int], None]) -> None:
+    def command(self, action: str, then: OrderEnd) -> None:
         self.done.append(action)
         self.then.append(then)
 
@@ -70,15 +70,21 @@ def desk(tmp_path: Path) -> Desk:
 def test_a_snapshot_is_done_when_all_have_written_theirs(desk: Desk) -> None:
     desk.ask("snapshot")
     assert desk.outcomes == [("accepted", "")]
-    desk.run.then[0](9)
+    desk.run.then[0](9, "")
     assert desk.outcomes[1:] == [("done", "of step 9")]
     assert desk.run.done == ["snapshot"]
+
+
+def test_a_snapshot_that_cannot_be_written_is_not_called_done(desk: Desk) -> None:
+    desk.ask("snapshot")
+    desk.run.then[0](9, "pc: the disk is full (free some space)")
+    assert desk.outcomes[1:] == [("refused", "pc: the disk is full (free some space)")]
 
 
 def test_who_asks_twice_for_a_pause_gets_one(desk: Desk) -> None:
     desk.ask("pause")
     desk.ask("pause")
-    desk.run.then[0](4)
+    desk.run.then[0](4, "")
     desk.ask("pause")
     desk.ask("resume")
     desk.ask("resume")

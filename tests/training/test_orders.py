@@ -50,7 +50,7 @@ class World:
         self.answers: deque[tuple[int, AnswerEvent]] = deque()
         self.earliest: dict[int, list[int]] = {}
         self.ended: list[int] = []
-        self.orders = GroupOrders(self.present, self.send, lambda number, step: self.ended.append(number))
+        self.orders = GroupOrders(self.present, self.send, lambda number, *_: self.ended.append(number))
 
     def present(self) -> list[int]:
         return [rank for rank, member in self.members.items() if not member.gone]
@@ -187,8 +187,8 @@ def test_one_that_is_gone_is_not_waited_for() -> None:
     orders.receive_answer(0, AnswerEvent(order=number, step=5))
     present.remove(1)
     orders.look()
-    orders.receive_answer(0, AnswerEvent(order=number, step=5, done=True))
-    assert ended == [(number, 5)]
+    orders.receive_answer(0, AnswerEvent(order=number, step=5, done=True, failure="the disk is full"))
+    assert ended == [(number, 5, "the disk is full")]
 
 
 @pytest.mark.parametrize("held", [True, False])

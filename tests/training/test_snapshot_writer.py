@@ -21,7 +21,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import SoloExchange
 from training.loop.state import check_finite
 from training.loop.trainer import Trainer
-from training.records.events import Event, MemberEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.events import AnswerEvent, Event, MemberEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.run.orders import Command, Control
 from training.snapshots import snapshot_store as checkpoint
 from training.snapshots import tensor_file
@@ -114,6 +114,16 @@ def test_what_an_event_tells_of_is_on_the_disk(tmp_path: Path) -> None:
 
     train(tmp_path, emit, interval=1)
     assert sound == [True] * 4
+
+
+def test_who_asks_for_a_snapshot_on_a_full_disk_hears_so(tmp_path: Path, full_disk: SlowDisk) -> None:
+    answers = list[AnswerEvent]()
+    control = Control(answer=answers.append)
+    control.post(Command(command="snapshot", order=1, at_step=2))
+    train(tmp_path, lambda _: None, control=control)
+    (answer,) = answers
+    assert answer.done and answer.failure.startswith("worker-0: the snapshot of step 2 cannot be written to ")
+    assert answer.failure.endswith(": the disk is full (free some space)")
 
 
 def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, full_disk: SlowDisk) -> None:

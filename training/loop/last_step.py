@@ -44,7 +44,7 @@ class LastStep:
         self._reset_generators = generator_resetter(self._device)
         self.stage = self._opening_stage
 
-    def keep(self, write: Callable[[], None], warn: Callable[[str], None]) -> bool:
+    def keep(self, write: Callable[[], object], warn: Callable[[str], None]) -> bool:
         """Restore the state after the last step if needed, and write it; return whether that was possible."""
         if self.stage == "changing" or (self.stage == "ending" and not self._survives_failed_exchange):
             return False

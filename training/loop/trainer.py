@@ -339,7 +339,7 @@ class Trainer:
                 case "resume":
                     self.emit(RunEvent(status="running", total_steps=self.total_steps))
                 case "snapshot":
-                    self._snapshot(wait=True)
+                    self.control.failure = self._snapshot(wait=True)
                 case "stop":
                     if command.snapshot and self.position.step:
                         self._snapshot(wait=True, is_required=True, for_copies=True)
@@ -355,8 +355,8 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- snapshots, newcomers
 
-    def _snapshot(self, wait: bool = False, is_required: bool = False, for_copies: bool = False) -> None:
-        """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
+    def _snapshot(self, wait: bool = False, is_required: bool = False, for_copies: bool = False) -> str:
+        """Save what this member needs to go on as if it had never stopped; after a ``wait`` return why it could not."""
         if self.position.step != self.snapshots.own.current:
             check_finite(self.parameters, self.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
@@ -364,8 +364,7 @@ class Trainer:
                      "most": self.backward.max_micro_batch, **self.layout.place}  # fmt: skip
             in_background = not self.exchange.shares_process
             self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
-        if wait:
-            self.writer.wait(for_copies, is_required)
+        return self.writer.wait(for_copies, is_required) if wait else ""
 
     def keep_last_step(self) -> bool:
         """Write a snapshot of the last step after the loss of the group; return whether that was possible."""

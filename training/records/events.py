@@ -119,8 +119,7 @@ class StepEvent(_Event):
     stages: Annotated[tuple[Seconds, ...], Field(max_length=64)] = ()
     """Seconds in which each device of a divided model computed; in the rest of the step it waited for the others."""
     clock: Measured = None
-    """Of machines whose time is simulated: seconds since the run began, at the end of the step. The times above are
-    theirs then."""
+    """Of simulated machines, whose times the above are then: seconds since the run began, at the end of the step."""
 
     @property
     def seconds(self) -> float:
@@ -234,8 +233,7 @@ WAITS_FOR_ENGINE = "worker: waits for the engine"
 
 
 class TimingEvent(_Event):
-    """One phase of a start, written at its end: ``time`` is that end, by the clock of the machine it was measured
-    on."""
+    """One phase of a start, written at its end, which is ``time`` by the clock of the machine it was measured on."""
 
     kind: Literal["timing"] = "timing"
     part: Name
@@ -327,6 +325,8 @@ class AnswerEvent(_Event):
     step: Step
     """The first step after which it can act, or after which it has acted."""
     done: bool = False
+    failure: Text = ""
+    """Why it could not carry the order out; empty: it could."""
 
 
 class PeerPath(BaseModel):

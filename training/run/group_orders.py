@@ -25,6 +25,7 @@ class _Order:
     answers: dict[int, int] = field(default_factory=dict)
     step: int | None = None
     done: set[int] = field(default_factory=set)
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 class GroupOrders:
@@ -33,7 +34,7 @@ class GroupOrders:
     Args:
         present: returns the ranks that train at the moment; only these are waited for.
         send: sends a message to every worker, joining ones included: they then act like all others.
-        ended: called with the number of an order that all have carried out, and the step.
+        ended: called with the number of an order that all have answered, the step, and why some could not carry it out.
         spread: largest distance of members in steps. An answer further ahead of the median is ignored: one member
             cannot postpone a stop for ever.
     """
@@ -42,7 +43,7 @@ class GroupOrders:
         self,
         present: Callable[[], Collection[int]],
         send: Callable[[dict[str, Any]], None],
-        ended: Callable[[int, int], None],
+        ended: Callable[[int, int, str], None],
         spread: float = math.inf,
     ) -> None:
         self._spread = spread
@@ -70,6 +71,8 @@ class GroupOrders:
         if answer.done and order.step is not None:
             order.done.add(rank)
             order.step = max(order.step, answer.step)
+            if answer.failure:
+                order.failures[rank] = answer.failure
         else:
             order.answers[rank] = answer.step
         self.look()
@@ -95,7 +98,7 @@ class GroupOrders:
             else:
                 self._current = None
                 if order.done:
-                    self._ended(order.number, order.step)
+                    self._ended(order.number, order.step, "; ".join(dict.fromkeys(order.failures.values())))
 
     def _begin(self, order: _Order) -> _Order:
         self._current = order

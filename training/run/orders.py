@@ -46,6 +46,8 @@ step; the rest is for the snapshot."""
 _HALT = 1 << 50
 """Number of the order whose step the members agree on by themselves."""
 OrderAction = Literal["stop", "snapshot", "pause", "resume"]
+OrderEnd = Callable[[int, str], None]
+"""Called with the step after which all have answered an order, and why some could not carry it out (empty: all did)."""
 
 
 class Command(BaseModel):
@@ -179,6 +181,8 @@ class Control:
         """Ranks that were dropped for good under such a coordinator."""
         self._orders = MemberOrders()
         self._current: Command | None = None
+        self.failure = ""
+        """Why the command that :meth:`next` returned could not be carried out; empty: it could."""
         self._give_up: Callable[[str], None] = lambda why: None
         self._halting: Halting | None = None
         self._halt_requested = self._stop_agreed = False
@@ -266,15 +270,16 @@ class Control:
         """Return the command to carry out between two steps, or ``None`` when the next step may begin.
 
         Blocks while the run is paused, and while the members agree on a step. The next call confirms that the command
-        was carried out.
+        was carried out, or says with :attr:`failure` why not.
 
         Args:
             step: steps done.
             at_sync: whether all members hold the same weights.
         """
         carried_out, self._current = self._current, None
+        failure, self.failure = self.failure, ""
         if carried_out is not None and carried_out.order:
-            self._reply(AnswerEvent(order=carried_out.order, step=step, done=True))
+            self._reply(AnswerEvent(order=carried_out.order, step=step, done=True, failure=failure))
         self.arrive(step)
         with self._changed:
             while True:

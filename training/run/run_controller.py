@@ -32,7 +32,7 @@ from training.run.local_workers import AdoptWorker, StartWorker, local_starter
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.members.member_history import MemberHistory
 from training.run.members.membership import Membership, WorkerHandle
-from training.run.orders import OrderAction
+from training.run.orders import OrderAction, OrderEnd
 from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, ending_of, write_end
 from training.run.processes import Worker
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderDispatcher, ProgressMonitor, Stopping
@@ -308,8 +308,8 @@ class RunController:
             return self._stopping.end(message, SCRIPT_GRACE)
         self._stopping.stop(message, self._has_begun)
 
-    def command(self, action: OrderAction, on_done: Callable[[int], None] | None = None) -> None:
-        """Pause, resume, or write a snapshot after the same step on all members; then call ``on_done`` with it."""
+    def command(self, action: OrderAction, on_done: OrderEnd | None = None) -> None:
+        """Pause, resume, or write a snapshot after the same step on all members; then call ``on_done``."""
         if self.plan.is_script:
             raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
         self._intake.may_pause |= action == "pause"

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from training.records.events import AnswerEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.run.group_orders import GroupOrders
 from training.run.members.membership import Membership
-from training.run.orders import OrderAction
+from training.run.orders import OrderAction, OrderEnd
 from training.run.outcome import merged_step, newest_complete_step, progress_text
 from training.strategies.registry import segment_steps_of, strategy_class
 
@@ -68,15 +68,15 @@ class OrderDispatcher:
         self._group = GroupOrders(
             lambda: members.active_ranks, self._send, lambda *end: self._ended.append(end), spread
         )
-        self._ended: list[tuple[int, int]] = []
-        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._ended: list[tuple[int, int, str]] = []
+        self._callbacks: dict[int, OrderEnd] = {}
 
     def count_from(self, number: int) -> None:
         """Number the orders from here on: members may still answer those of a killed supervisor."""
         self._group.count = number
 
-    def give(self, action: OrderAction, on_done: Callable[[int], None] | None = None, **words: Any) -> None:
-        """Give an order; ``on_done`` is called with the step when all have carried it out."""
+    def give(self, action: OrderAction, on_done: OrderEnd | None = None, **words: Any) -> None:
+        """Give an order; ``on_done`` is called when all have carried it out."""
         with self._turn() as group:
             number = group.give(action, **words)
             if on_done is not None:
@@ -99,10 +99,10 @@ class OrderDispatcher:
         with self._lock:
             yield self._group
             ended, self._ended = self._ended, []
-            calls = [(self._callbacks.pop(number, None), step) for number, step in ended]
-        for callback, step in calls:
+            calls = [(self._callbacks.pop(number, None), step, failures) for number, step, failures in ended]
+        for callback, step, failures in calls:
             if callback is not None:
-                callback(step)
+                callback(step, failures)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._members.send(message)

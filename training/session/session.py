@@ -366,7 +366,7 @@ class Session:
                 case "resume":
                     self._run.emit(RunEvent(status="running", total_steps=self._profile.training.max_steps or None))
                 case "snapshot":
-                    self._write_snapshot(wait=True)
+                    self._run.control.failure = self._write_snapshot(wait=True)
                 case "stop":
                     if command.snapshot:
                         self._write_snapshot(wait=True, is_required=True)
@@ -374,9 +374,9 @@ class Session:
                     self._finished = True
                     raise SystemExit(int(ExitCode.STOPPED))
 
-    def _write_snapshot(self, wait: bool = False, is_required: bool = False) -> None:
+    def _write_snapshot(self, wait: bool = False, is_required: bool = False) -> str:
         if self._writer is None or self._plan is None:
-            return
+            return ""
         untrained, hashes = self._untrained.snapshot(self._of_no_optimizer())
         state = {**self._position.state(), "parts": {}, "untrained": hashes}
         everything = prefixed("rng", self._random or rng_state(self.device)) | self._stateful.snapshot() | untrained
@@ -385,8 +385,7 @@ class Session:
             everything |= tensors
             state["parts"] |= states
         self._writer.begin(Snapshot(self._position.step, everything, state), self._plan.hash())
-        if wait:
-            self._writer.wait(is_required=is_required)
+        return self._writer.wait(is_required=is_required) if wait else ""
 
     def _warn_unmerged(self) -> None:
         """At the end of the process: what a script that has not failed has learned and left unmerged."""

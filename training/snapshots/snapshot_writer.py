@@ -80,8 +80,8 @@ class SnapshotWriter:
         if self._pending is not None and self._pending.done():
             self._end_pending()
 
-    def wait(self, for_copies: bool = False, is_required: bool = False) -> None:
-        """Wait until all that was begun is on the disk, or has failed.
+    def wait(self, for_copies: bool = False, is_required: bool = False) -> str:
+        """Wait until all that was begun is on the disk; return why it is not, with the machine's name and what to do.
 
         Args:
             for_copies: whether also, for some seconds, until others have it.
@@ -95,6 +95,7 @@ class SnapshotWriter:
             raise failure
         if for_copies and self.copies is not None:
             self.copies.wait()
+        return str(failure or "")
 
     def cost(self) -> SnapshotCost:
         """Return what the last one cost."""

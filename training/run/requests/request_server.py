@@ -130,12 +130,15 @@ class RequestServer:
                 self._run.request_stop("ended by the user")
                 self._run.kill()
             case "pause" | "resume" | "snapshot" as action:
-                self._run.command(action, lambda step: self._end(request, "done", _DONE[action].format(step=step)))
+                self._run.command(action, lambda step, failures: self._end_order(request, step, failures))
             case "drop":
                 self._book.wait_for(request, leaving)
                 self._run.drop(leaving)
             case "add":
                 threading.Thread(target=self._add, args=(request,), name="add", daemon=True).start()
+
+    def _end_order(self, request: Request, step: int, failures: str) -> None:
+        self._end(request, "refused" if failures else "done", failures or _DONE[request.action].format(step=step))
 
     def _add(self, request: Request) -> None:
         try:
