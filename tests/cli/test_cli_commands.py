@@ -161,6 +161,12 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(
         assert bool(flag.search(short)) != (spec.advanced or "." in spec.name)  # options of one strategy
 
 
+def test_several_machines_are_named_in_the_first_box_of_the_help(capsys: Capture) -> None:
+    main(["train", "--help"])
+    first_box = capsys.readouterr().out.partition("Options ─")[2].partition("╰")[0]
+    assert first_box.index("--dataset ") < first_box.index("--hosts ") < first_box.index("--set ")
+
+
 def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     main(["distributed-train", "--help-all"])

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ALIASES = {"output_dir": "--output", "workers": "--local"}
 """Shorter names of some options."""
+_FIRST = ("hosts",)
+"""Options of the profile that stand in the first box of the help, behind ``--dataset``: a newcomer needs them."""
 _METAVARS = {
     "integer": "N",
     "number": "X",
@@ -66,8 +68,17 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**arguments, flags=flags)
 
     signature = inspect.signature(command, eval_str=True)
-    declared = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    all_parameters = [*declared, *[parameter for spec in options() for parameter in _parameters(spec)]]
+    declared = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name != "flags"
+    ]
+    first, others = (
+        [parameter for spec in options() if (spec.name in _FIRST) == is_first for parameter in _parameters(spec)]
+        for is_first in (True, False)
+    )
+    at = next((n for n, parameter in enumerate(declared, 1) if parameter.name == "dataset"), len(declared))
+    all_parameters = [*declared[:at], *first, *declared[at:], *others]
     wrapped.__signature__ = signature.replace(parameters=all_parameters)  # type: ignore[attr-defined]  # typer reads it
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in all_parameters}
     return wrapped
@@ -102,13 +113,14 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _option(spec: OptionSpec, names: list[str], about: str) -> Any:
+    is_first, box = spec.name in _FIRST, "Snapshots" if spec.section == "snapshot" else spec.section.capitalize()
     return typer.Option(
         None,
         *names,
         metavar=_METAVARS.get(spec.type),
-        help=escape(about),
+        help=escape(f"{about[0].upper()}{about[1:]}." if is_first else about),
         hidden=spec.advanced or "." in spec.name,
-        rich_help_panel="Snapshots" if spec.section == "snapshot" else spec.section.capitalize(),
+        rich_help_panel=None if is_first else box,
         show_default=False,
     )
 
