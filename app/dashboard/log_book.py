@@ -1,7 +1,7 @@
 """The lines of a run's logs, all machines together: the newest in bounded memory (:class:`LogBook`), or everything.
 
-Of a file that grows too fast, a book reads only the newest part, and a line says how much was left out.
-:func:`log_lines` has everything.
+Of a file that grows too fast, a book shows only the newest part, and a line says how much was left out; behind that it
+counts all lines by level (:class:`LogTotals`). :func:`log_lines` has everything.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from operator import itemgetter
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Literal
 from app.run_view.run_state import reduce_events
 from app.run_view.timeline import Kind, TimelineEntry, TimelineTrack
 from app.run_view.view import RunView
+from profiles.errors import counted
 from profiles.quantities import bytes_text
 from training.records.event_log import follow_events, follow_lines
 from training.records.events import ElectionEvent, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
@@ -29,7 +30,9 @@ KEPT_LINES = 1000
 """Most lines of one file, so that a verbose one does not displace the others."""
 KEPT_IN_ALL = 16_000
 BYTES_A_LOOK = 1 << 16
-"""Most bytes of one file that are read in one poll."""
+"""Most bytes of one file that are read in one poll to be shown."""
+BYTES_COUNTED = 1 << 19
+"""Most bytes of all files that are counted in one poll, in equal shares: 30 ms of a processor."""
 LONGEST_LINE = 2000
 MOST_FILES = 256
 _POLL = 0.2
@@ -59,6 +62,23 @@ class LogLine:
     """Whether it is an event of the run, which no log has."""
 
 
+@dataclass(frozen=True)
+class LogTotals:
+    """How many lines the logs have, whether they are kept or not."""
+
+    by_machine: Mapping[str, Mapping[Level, int]] = field(default_factory=dict)
+    is_complete: bool = True
+    """Whether all that was written is counted."""
+
+    def text(self, machine: str = "") -> str:
+        """Return ``in all 60002 lines: 2 errors, 0 warnings``; of all machines where none is named."""
+        chosen = [self.by_machine.get(machine, {})] if machine else self.by_machine.values()
+        sums = {level: sum(levels.get(level, 0) for levels in chosen) for level in ("error", "warning", "info")}
+        so_far = "" if self.is_complete else " counted so far"
+        numbers = f"{counted(sums['error'], 'error')}, {counted(sums['warning'], 'warning')}"
+        return f"in all {counted(sum(sums.values()), 'line')}{so_far}: {numbers}"
+
+
 class LogBook:
     """Reads ``logs/*.log`` of a run folder incrementally."""
 
@@ -66,21 +86,24 @@ class LogBook:
         self._folder = folder
         self._files: dict[Path, _Tail] = {}
         self._lines: dict[str, deque[LogLine]] = {}
+        self._counts: dict[Path, _LineCount] = {}
+        self._notices: dict[str, Counter[Level]] = {}
         self._number = 0
         self.lines: tuple[LogLine, ...] = ()
         """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
         self.omits_lines = False
         """Whether older lines were dropped, or not read at all."""
+        self.totals = LogTotals()
 
     def look(self, notices: Iterable[tuple[str, str]] = ()) -> bool:
-        """Read new lines; return whether there were any.
+        """Read and count new lines; return whether there were any.
 
         Args:
             notices: machine and text of what its own log lacks (:class:`RunNotices`), since the last call.
         """
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
-                self._files[path] = _Tail(path)
+                self._files[path], self._counts[path] = _Tail(path), _LineCount(path)
         noted = list(notices)
         new_lines = list(_by_time([*self._sources(), *_each(noted)]))
         for machine, line in new_lines:
@@ -95,7 +118,19 @@ class LogBook:
             )
             self.lines = tuple(all_lines[-KEPT_IN_ALL:])
             self.omits_lines |= len(all_lines) > KEPT_IN_ALL or any(tail.skips for tail in self._files.values())
-        return bool(new_lines)
+        for machine, line in noted:
+            self._notices.setdefault(machine, Counter())[level_of(line)] += 1
+        return self._count() or bool(new_lines)
+
+    def _count(self) -> bool:
+        """Count new lines; return whether the totals have changed."""
+        for count in self._counts.values():
+            count.look(BYTES_COUNTED // len(self._counts))
+        by_machine = {machine: Counter(levels) for machine, levels in self._notices.items()}
+        for count in self._counts.values():
+            by_machine.setdefault(count.machine, Counter()).update(count.levels)
+        before, self.totals = self.totals, LogTotals(by_machine, not any(c.is_behind for c in self._counts.values()))
+        return before != self.totals
 
     def _sources(self) -> Iterator[_Source]:
         for tail in self._files.values():
@@ -163,6 +198,38 @@ class _Tail:
         lines = [_text(line) for line in newest if line.strip()]
         remark = [f"... {bytes_text(skipped)} of this log were too quick to show; they are in {self._path.name}"]
         return remark + lines if skipped else lines
+
+
+class _LineCount:
+    """Counts the lines of one growing file by level, a bounded part of it in each poll."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.machine = path.stem
+        self.levels = Counter[Level]()
+        self.is_behind = False
+        """Whether lines are left for the next poll."""
+        self._position = 0
+        self._partial = b""
+
+    def look(self, most: int) -> None:
+        """Count the complete lines since the last poll, in the next ``most`` bytes."""
+        try:
+            size = self._path.stat().st_size
+            if size < self._position:
+                self._position, self._partial = 0, b""  # truncated
+            if size == self._position:
+                return
+            with self._path.open("rb") as stream:
+                stream.seek(self._position)
+                data = stream.read(most)
+                self._position = stream.tell()
+        except OSError:
+            return
+        self.is_behind = self._position < size
+        *complete, self._partial = (self._partial + data).split(b"\n")
+        self._partial = self._partial[-LONGEST_LINE:]
+        self.levels.update(level_of(_text(line)) for line in complete if line.strip())
 
 
 def level_of(text: str) -> Level:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.dashboard.log_book import LogBook, LogLine, RunNotices
+from app.dashboard.log_book import LogBook, LogLine, LogTotals, RunNotices
 from app.follow import Follower
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
@@ -77,6 +77,7 @@ class Picture(RunView):
     lines: tuple[LogLine, ...] = ()
     omits_lines: bool = False
     """Whether the logs have older lines than these, too."""
+    totals: LogTotals = field(default_factory=LogTotals)
     former: Former | None = None
     ended: EndedRun | None = None
     damage: str = ""
@@ -240,7 +241,7 @@ class RunReader:
                         self._note(**{name: read(path / file)})
             self._look_at_showcase(path / FOLDER / NAME)
             if self._current.read and self._logs.look(self._notices.since_last(self._current)):
-                self._note(lines=self._logs.lines, omits_lines=self._logs.omits_lines)
+                self._note(lines=self._logs.lines, omits_lines=self._logs.omits_lines, totals=self._logs.totals)
             if self._live and now - self._marked > MARKED:
                 self._marked = now
                 self._leave_mark()

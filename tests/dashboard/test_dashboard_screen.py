@@ -190,9 +190,12 @@ def test_of_a_flood_the_screen_says_which_lines_it_holds_and_what_shows_all(fold
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("5")
         await until_text(pilot, "all levels: 2000 lines, of the newest 2000 lines")
+        await until_text(pilot, "in all 60002 lines: 2 errors, 0 warnings; to read them: ")
         assert f"runs logs {folder.path.name[:20]}" in text(app)
         await pilot.press("l", "l")
         await until_text(pilot, "errors: 2 lines, of the newest 2000 lines")
+        await pilot.press("m")
+        await until_text(pilot, "in all 30001 lines: 1 error, 0 warnings")
 
     show(folder.path, drive)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.cli.main import main
 from app.dashboard.log_book import (
     BYTES_A_LOOK,
+    BYTES_COUNTED,
     KEPT_LINES,
     LONGEST_LINE,
     LogBook,
@@ -52,6 +53,17 @@ def test_a_flood_costs_no_more_than_its_end(tmp_path: Path) -> None:
     assert book.lines[-1].text == "line 19999 of block 4"
     assert any("too quick to show" in line.text for line in book.lines)
     assert book.omits_lines
+
+
+def test_lines_that_were_too_quick_to_show_are_counted(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    write(tmp_path, "a", b"ERROR hot\nWARNING warm\n" + b"fine\n" * (2 * BYTES_COUNTED // 5) + b"half a li")
+    assert book.look([("b", "WARNING b lost")])
+    assert not book.totals.is_complete and " counted so far: 1 error, 2 warnings" in book.totals.text()
+    while not book.totals.is_complete:
+        assert book.look()
+    assert book.totals.by_machine["a"] == {"error": 1, "warning": 1, "info": 2 * BYTES_COUNTED // 5}
+    assert book.totals.text("b") == "in all 1 line: 0 errors, 1 warning" and not book.look()
 
 
 def test_one_machine_does_not_bury_what_another_says(tmp_path: Path) -> None:

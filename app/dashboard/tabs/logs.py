@@ -260,7 +260,9 @@ class LogsPane(Pane):
         lines = [f"{', '.join(filters)}: {counted(count, 'line')}{none}"]
         if picture.omits_lines:
             lines[0] += f", of the newest {counted(len(picture.lines), 'line')}"
-            lines.append(f"all of them: {command_about(picture.path, 'runs', 'logs')}")
+            lines.append(
+                f"{picture.totals.text(self._machine)}; to read them: {command_about(picture.path, 'runs', 'logs')}"
+            )
         return Content("\n").join(literal(line, "$text-muted") for line in lines)
 
 
