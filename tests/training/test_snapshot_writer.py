@@ -228,6 +228,14 @@ def test_a_failed_one_can_be_written_again(tmp_path: Path, full_disk: SlowDisk, 
     assert writer.newest_in_words() == "the snapshot of step 1 is kept"
 
 
+def test_the_end_sweeps_what_a_killed_process_has_left_although_none_is_written(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    for name in (".writing-00000012", ".replaced-00000006", "step-00000009"):
+        (tmp_path / "checkpoints" / "member-0" / name).mkdir(parents=True)
+    writer.close()
+    assert [path.name for path in (tmp_path / "checkpoints" / "member-0").iterdir()] == ["step-00000009"]
+
+
 def test_of_those_that_others_write_too_the_oldest_goes_with_the_next(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, keep=1, shared=True)
     seen = list[tuple[list[int], list[int]]]()

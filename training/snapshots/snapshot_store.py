@@ -6,7 +6,7 @@
         step-00000120/
             state.safetensors      every tensor by name (model/..., optimizer/..., strategy/..., rng/...)
             manifest.json          step, plan, JSON state, size and SHA-256 of the files, library versions
-        .writing-00000160/         a snapshot being written; a leftover of a killed process is swept by the next save
+        .writing-00000160/         a snapshot being written; a leftover is swept by the next save, or the run's end
         .replaced-00000040/        one that is being removed; likewise
 """
 
@@ -99,7 +99,7 @@ class SnapshotStore:
         writing = self.directory / f".writing-{step:08d}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            self.sweep()
             self._drop(self._earlier(step)[self.keep :])
             size = _write(writing, step, pieces, state, plan_hash)
             folder = self._publish(writing, step)
@@ -249,7 +249,12 @@ class SnapshotStore:
             self._folder(step).rename(going)  # first, so that a kill leaves no half of a snapshot that looks damaged
             shutil.rmtree(going)
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Remove what a killed process has left half-written or half-removed.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
         for folder in self.directory.iterdir():
             if _LEFTOVER.fullmatch(folder.name):
                 shutil.rmtree(folder)

@@ -133,11 +133,13 @@ class SnapshotWriter:
         return self._store.newest_in_words()
 
     def close(self) -> None:
-        """Wait for a pending snapshot; its failure is reported by :meth:`wait`, not here."""
+        """Wait for a pending snapshot; its failure is reported by :meth:`wait`, not here; sweep leftovers."""
         self._settle()
         self._pool.shutdown()
         self._copy.release()
         self._has_ended = True
+        with contextlib.suppress(OSError):
+            self._store.sweep()
 
     def _settle(self) -> None:
         if self._pending is not None:
