@@ -40,6 +40,7 @@ from profiles.schema import Profile
 from training.layouts.inside.checks import INSIDE_LAYOUTS
 from training.records.bounded_fields import Count, Rank, Step
 from training.records.plan import RunPlan
+from training.records.run_files import FolderLock
 from training.records.run_folder import RunFolder
 from training.run.processes import BackgroundProcess
 
@@ -94,14 +95,18 @@ def resume_run(
         hosts = recorded.only(plan.machines)
     elif plan.launch is not None:
         raise BadInput(f"run {plan.run_id} of a script goes on with the machines it began with", "leave --hosts out")
+    _require_free(path)
+    others = [prepare_options.dial(machine, left_out, None) for machine in left_out.machines]
     machines = prepare(hosts, plan.profile.model.task, prepare_options)
     try:
-        left_alone = since_supervisor(RunFolder.open(path), [link for link, _ in machines])
+        left_alone = since_supervisor(RunFolder.open(path), [*(link for link, _ in machines), *others])
         if _goes_on_by_itself(path, plan, left_alone, prepare_options.tell):
+            if left_alone.working and {machine.name for machine in hosts.machines} != {*plan.machines}:
+                prepare_options.tell("it goes on where it was; for other machines stop it first, then resume it")
             return
-        plan = _on_these(path, plan, machines, prepare_options, left_out)
+        plan = _on_these(path, plan, machines, others, prepare_options.tell)
     finally:
-        for link, _ in machines:
+        for link in (*(link for link, _ in machines), *others):
             link.close()
     if message := rollback_warning(RunFolder.open(path).events(), plan, plan.absent):
         prepare_options.tell(message)
@@ -111,6 +116,17 @@ def resume_run(
     save_hosts(_merged(recorded, updated_hosts(hosts, [link for link, _ in machines])), path / RUN_HOSTS)
     folder.close()
     BackgroundProcess("distributed.supervisor").start(path)
+
+
+def _require_free(path: Path) -> None:
+    """Refuse a run that a process works on, before machines are asked.
+
+    Raises:
+        BadInput: one does.
+    """
+    lock = FolderLock(path)
+    lock.acquire()
+    lock.release()
 
 
 def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: Tell) -> bool:
@@ -136,7 +152,7 @@ def _goes_on_by_itself(path: Path, plan: RunPlan, left_alone: LeftAlone, tell: T
 
 
 def _on_these(
-    path: Path, plan: RunPlan, machines: Sequence[Ready], options: PrepareOptions, left_out: Hosts
+    path: Path, plan: RunPlan, machines: Sequence[Ready], left_out: Sequence[MachineLink], tell: Tell
 ) -> RunPlan:
     """Return the plan of an attempt on these machines.
 
@@ -145,22 +161,22 @@ def _on_these(
     """
     links = [link for link, _ in machines]
     if plan.world_size == 1 and {link.name for link in links} != {*plan.machines}:
-        return recut(plan, machines, held_parts(links, plan.run_id), path, options.tell)
+        return recut(plan, machines, held_parts(links, plan.run_id), path, tell)
     there = on_others(plan, machines)
-    if plan.world_size == 1 or not (left_out.machines or there.world_size > plan.world_size):
+    if plan.world_size == 1 or not (left_out or there.world_size > plan.world_size):
         return there
     held = held_parts(links, plan.run_id)
     if covered_step(held) is None and not plan.is_staged:
         target = next(member for member in there.members if member.machine == links[0].name)
-        held[links[0].name] += _bring_snapshot(path, plan.run_id, links[0], target.rank, left_out, options)
+        held[links[0].name] += _bring_snapshot(path, plan.run_id, links[0], target.rank, left_out, tell)
     _require_covered(held, plan.run_id)
     steps = {part.step for parts in held.values() for part in parts}
-    options.tell(continuation(RunFolder.open(path).events(), plan, there, steps))
+    tell(continuation(RunFolder.open(path).events(), plan, there, steps))
     return there
 
 
 def _bring_snapshot(
-    path: Path, run_id: str, target: MachineLink, rank: int, others: Hosts, options: PrepareOptions
+    path: Path, run_id: str, target: MachineLink, rank: int, others: Sequence[MachineLink], tell: Tell
 ) -> list[HeldPart]:
     """Copy the newest snapshot of a whole model from a machine that does not take part, through this computer.
 
@@ -174,26 +190,21 @@ def _bring_snapshot(
     Raises:
         SshError: it cannot be copied.
     """
-    links = [options.dial(machine, others, None) for machine in others.machines]
-    try:
-        with ThreadPoolExecutor(max(1, len(links))) as pool:
-            found = [(part, link) for link, parts in zip(links, pool.map(lambda link: _held_by(link, run_id), links))
-                     for part in parts]  # fmt: skip
-        if not found:
-            return []
-        newest, source = max(found, key=lambda item: item[0].snapshot)
-        options.tell(f"the snapshot of step {newest.step} comes from {source.name}")
-        step = f"step-{newest.step:08d}"
-        with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=path) as folder:
-            copy = Path(folder) / step
-            fetch_folder(source, run_id, str(newest.member), f"checkpoints/member-{newest.member}/{step}", copy)
-            remote = f"{target.root}/runs/{run_id}/{rank}/checkpoints/member-{rank}/{step}"
-            for file in sorted(copy.iterdir(), key=lambda file: file.suffix == ".json"):  # that makes it whole
-                target.connection().put(file, f"{remote}/{file.name}")
-        return [newest]
-    finally:
-        for link in links:
-            link.close()
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        found = [(part, link) for link, parts in zip(others, pool.map(lambda link: _held_by(link, run_id), others))
+                 for part in parts]  # fmt: skip
+    if not found:
+        return []
+    newest, source = max(found, key=lambda item: item[0].snapshot)
+    tell(f"the snapshot of step {newest.step} comes from {source.name}")
+    step = f"step-{newest.step:08d}"
+    with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=path) as folder:
+        copy = Path(folder) / step
+        fetch_folder(source, run_id, str(newest.member), f"checkpoints/member-{newest.member}/{step}", copy)
+        remote = f"{target.root}/runs/{run_id}/{rank}/checkpoints/member-{rank}/{step}"
+        for file in sorted(copy.iterdir(), key=lambda file: file.suffix == ".json"):  # that makes it whole
+            target.connection().put(file, f"{remote}/{file.name}")
+    return [newest]
 
 
 def _held_by(link: MachineLink, run_id: str) -> list[HeldPart]:

@@ -13,13 +13,14 @@ from distributed import resuming
 from distributed.agent.requests import Start
 from distributed.agent.spool import Spool
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
+from distributed.hosts.schema import Machine
 from distributed.preparation.prepare import PrepareOptions
 from distributed.resuming import resume_run
 from distributed.run.backlog import LeftAlone, since_supervisor
 from profiles.errors import BadInput
 from tests.distributed.scripted_connection import far_machine
 from tests.distributed.test_preflight import SOUND
-from tests.distributed.test_resume_without import on_machines
+from tests.distributed.test_resume_without import links_to, on_machines
 from tests.lab.processes import end
 from training.records.events import Event, MemberEvent, RunEvent, StepEvent, WarningEvent, to_line
 from training.records.plan import RunPlan
@@ -28,6 +29,7 @@ from training.records.run_folder import RunFolder
 BEGAN = time.time() - 7 * 86_400
 """A week ago."""
 NOTHING = LeftAlone([], False, [])
+ELSEWHERE = Hosts(machines=(Machine(name="elsewhere"),))
 
 
 def step(member: int, number: int, line: int | None = None) -> StepEvent:
@@ -93,22 +95,23 @@ def test_a_run_that_was_completed_without_its_supervisor_is_known(plan: RunPlan,
     assert since_supervisor(RunFolder.open(path), [far_machine(tmp_path)]) == NOTHING
 
 
-@pytest.mark.parametrize("may_take_up", [True, False])
+@pytest.mark.parametrize(("may_take_up", "hosts"), [(True, None), (False, None), (True, ELSEWHERE)])
 def test_workers_that_train_on_are_not_ended_for_a_new_attempt(
-    may_take_up: bool, plan: RunPlan, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    may_take_up: bool, hosts: Hosts | None, plan: RunPlan, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = far_machine(tmp_path)
     argv = ["{python}", "-c", "input()"]
     link.ask(Start(plan.run_id, "0", argv, {}, files={}, links={}, lease=60.0, grace=0.0, defaults={}))
     processes = json.loads((tmp_path / "far" / "runs" / plan.run_id / "0" / "agent.json").read_text())
     lines, before = list[str](), (path / "metadata.json").read_bytes()
-    monkeypatch.setattr(resuming, "prepare", lambda *_: [(link, SOUND)])
+    there = [link] if hosts is None else links_to(*hosts.machines)
+    monkeypatch.setattr(resuming, "prepare", lambda *_: [(one, SOUND) for one in there])
     monkeypatch.setattr(resuming, "take_up", lambda path: may_take_up)
-    options = PrepareOptions(tell=lines.append)
+    options = PrepareOptions(tell=lines.append, dial=lambda *_: link)
     try:
         if may_take_up:
-            resume_run(path, plan, options, ["test"])
-            assert lines == ["far trained on without this computer"]
+            resume_run(path, plan, options, ["test"], hosts)
+            assert lines[0] == "far trained on without this computer" and len(lines) == (1 if hosts is None else 2)
         else:
             with pytest.raises(BadInput, match="still trains on far") as refused:
                 resume_run(path, plan, options, ["test"])

@@ -20,7 +20,7 @@ from training.records.events import MemberEvent, SnapshotEvent
 from training.records.plan import RunPlan
 
 
-def _links(*machines: Machine) -> list[MachineLink]:
+def links_to(*machines: Machine) -> list[MachineLink]:
     return [MachineLink(machine, lambda: pytest.fail("nothing is dialled"), "10.0.0.1") for machine in machines]
 
 
@@ -85,20 +85,20 @@ def on_machines(*names: str) -> RunPlan:
 
 def test_who_is_absent_is_known_by_its_machine() -> None:
     plan = on_machines("a", "a", "b", "c")
-    there = [(link, SOUND) for link in _links(Machine(name="c"), Machine(name="b"))]
+    there = [(link, SOUND) for link in links_to(Machine(name="c"), Machine(name="b"))]
     assert on_present(plan, there[1:]).absent == (0, 1, 3)
     assert on_present(plan, there).absent == (0, 1)
 
 
 def test_a_hosts_record_that_lost_a_machine_is_refused_in_words() -> None:
     with pytest.raises(BadInput, match="3 members, and hosts.json of its folder does not name c"):
-        links_of(on_machines("a", "b", "c"), _links(Machine(name="b"), Machine(name="a")))
+        links_of(on_machines("a", "b", "c"), links_to(Machine(name="b"), Machine(name="a")))
 
 
 def test_a_supervisor_that_takes_a_run_over_reaches_the_machine_that_was_added() -> None:
     plan = on_machines("a", "b", "c")
     grown = plan.model_copy(update={"members": plan.members[:2], "added": plan.members[2:]})
-    there = _links(*(Machine(name=name) for name in "cab"))
+    there = links_to(*(Machine(name=name) for name in "cab"))
     assert list(links_of(grown, there)) == ["a", "b", "c"]
     with pytest.raises(BadInput, match="does not name c"):
         links_of(grown, there[1:])
@@ -126,5 +126,5 @@ def test_a_hosts_file_keeps_the_machines_that_are_not_there() -> None:
     from distributed.preparation.prepare import updated_hosts
 
     hosts = Hosts(machines=(Machine(name="a"), Machine(name="b")))
-    (link,) = _links(Machine(name="b", found_at="10.0.0.7"))
+    (link,) = links_to(Machine(name="b", found_at="10.0.0.7"))
     assert [m.found_at for m in updated_hosts(hosts, [link]).machines] == ["", "10.0.0.7"]
