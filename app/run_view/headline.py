@@ -10,6 +10,7 @@ from typing import Literal
 
 from app.run_view.figures import LAST_EVALUATION, data_text, end_stage, stages_times_text, start_stages
 from app.run_view.member_state import MIN_STEPS, TROUBLE, WINDOW_SECONDS, MemberState
+from app.run_view.plan_vs_actual import lateness_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.tables.machine_changes import arrivals_and_departures
@@ -100,7 +101,9 @@ def headline(view: RunView) -> RunHeadline:
 def _times(view: RunView, end: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the texts of when the run ends, beside its promise and one machine alone, and those of them that are left
     out where there is no room: never the end."""
-    promised, alone, stages = _promised(view), _alone(view), stages_times_text(view.state)
+    late = _lateness(view)
+    promised, alone, stages = "" if late else _promised(view), _alone(view), stages_times_text(view.state)
+    end = (*end, *([late] if late else []))
     figures = (*end, *filter(None, (promised, alone, stages)))
     return figures, tuple(detail for detail in (stages, promised, alone) if detail in figures[1:])
 
@@ -253,9 +256,14 @@ def _rate(state: RunState) -> float:
     return max(state.samples_per_second, statistics.fmean(bucket.mean for bucket in newest) if newest else 0.0)
 
 
+def _forecasts(view: RunView) -> dict[str, float]:
+    """Return the predicted seconds of compute in a step, by name."""
+    return {member.name: member.seconds for member in view.planned.members} if view.planned else {}
+
+
 def _slowdown_of_alone(view: RunView, name: str) -> float:
     """Return measured over predicted compute of the machine that the run is compared with, at least 1; 1: unknown."""
-    forecasts = {member.name: member.seconds for member in view.planned.members} if view.planned else {}
+    forecasts = _forecasts(view)
     member = next((member for member in view.state.members.values() if member.label == name and member.window), None)
     if member is None or not forecasts.get(name):
         return 1.0
@@ -276,6 +284,14 @@ def _done_at(view: RunView) -> tuple[str, ...]:
 def _is_short(view: RunView) -> bool:
     """Whether ends are shown as times left: judged by the promise, or the time so far, which do not go up and down."""
     return ((view.time.seconds if view.time else 0.0) or view.seconds) < _SHORT
+
+
+def _lateness(view: RunView) -> str:
+    """Return that the run will be later than promised, and why; empty: it will not, or that cannot be judged yet."""
+    left = view.state.time_left(view.now)
+    if left is None or view.time is None or not _is_settled(view.state, view.now):
+        return ""
+    return lateness_text(view.state, view.seconds + left.seconds, left.doubt, view.time.seconds, _forecasts(view))
 
 
 def _promised(view: RunView) -> str:

@@ -6,6 +6,7 @@ import pytest
 from run_folders import BEGAN, NAMES, started, steps, view_of
 
 from app.run_view.headline import headline, lag, problems, slowest
+from app.run_view.plan_vs_actual import lateness_text
 from app.run_view.run_state import RunState, TimeLeft, reduce_events
 from distributed.planning.run_time import RunTime
 from profiles.quantities import clock_text
@@ -45,6 +46,22 @@ def test_all_ends_are_said_in_the_same_way() -> None:
     assert words(going(), time=RunTime(10.0, "studio", 300.0, 12.0)).endswith(
         "done in 1:20 · promised end was 0:10 ago · studio alone in 4:40"
     )
+
+
+def test_a_run_that_will_be_late_says_by_how_much_and_why() -> None:
+    def told(*more: Event, promised: float, total: int = 200) -> str:
+        return words(settled(*more, total=total), BEGAN + 60, time=RunTime(promised))
+
+    assert told(promised=195.0).startswith("Healthy · 3/3 machines · done in 2:20 · promised in 2:15")
+    assert told(promised=100.0) == "Healthy · 3/3 machines · done in 2:20 · 1:40 later than promised"
+    forecasts = dict.fromkeys(NAMES, 0.25)
+    assert lateness_text(settled(total=200), 200.0, 0.0, 100.0, forecasts) == (
+        "1:40 later than promised: studio computes 750 ms a step, 250 ms were predicted"
+    )
+    back = [LOST, MemberEvent(member=1, time=BEGAN + 60, status="joined", name="air"), *steps(60, 62)]
+    state = reduce_events(back, going(LOST, *steps(21, 59, ranks=(0, 2))))
+    away = lateness_text(state, 200.0, 0.0, 100.0, forecasts)
+    assert away == "1:40 later than promised: air was away for 40 steps"
 
 
 def test_a_promise_stays_when_a_run_resumes_and_its_clock_stood_still_meanwhile() -> None:
