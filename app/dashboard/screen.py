@@ -34,7 +34,7 @@ from app.shell.dialogs import QuestionDialog, TextDialog, refusal_by
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.wizard.state.ways import label_of_run
-from distributed.hosts.file import typed_machine
+from distributed.hosts.file import machine_to_add
 from distributed.hosts.schema import Machine
 from distributed.planning.run_time import plan_stages_text
 from training.run.requests.request_book import Action
@@ -323,10 +323,10 @@ class DashboardScreen(BaseScreen):
         """Ask for a machine to add."""
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self.picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
-        example = "user@host of another machine"
+        example = "user@host of another machine, or localhost for this computer"
         about = (
             literal(
-                f"A machine of this run that is away, or {example}."
+                f"A machine of this run that is away, {example}."
                 if away
                 else f"No machine of this run is away. Name {example}."
             ),
@@ -340,7 +340,7 @@ class DashboardScreen(BaseScreen):
         """Return the name of one of the run's machines, or another machine."""
         name = text.strip()
         is_member = any(member.name == name for member in self.picture.state.members.values())
-        return (name, None) if is_member else ("", typed_machine(name))
+        return (name, None) if is_member else ("", machine_to_add(name))
 
     def _add(self, text: str | None) -> None:
         if text is not None:

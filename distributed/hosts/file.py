@@ -16,6 +16,7 @@ import ipaddress
 import json
 import os
 import re
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -306,6 +307,17 @@ def typed_machine(text: str) -> Machine:
     except ValidationError as error:
         hint = "write it as after ssh, for example ada@studio.local"
         raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error
+
+
+def machine_to_add(text: str) -> Machine:
+    """Return the machine typed to join a run: this computer, by its own name, is reached without an SSH server.
+
+    Raises:
+        BadInput: the text is not an address.
+    """
+    machine = typed_machine(text)
+    is_here = machine.login.casefold().removesuffix(".local") == socket.gethostname().casefold().removesuffix(".local")
+    return machine.model_copy(update={"address": HERE[0]}) if is_here else machine
 
 
 def _refuse_duplicates(machines: Sequence[Machine], source: str) -> None:

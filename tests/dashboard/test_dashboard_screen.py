@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from app.dashboard.dialogs.commands import Commands
 from app.dashboard.tabs.charts import Chart
 from app.dashboard.tabs.machines import MachinesPane
 from app.dashboard.tabs.one_machine import OneMachine
+from distributed.hosts.schema import requested_machine
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
 from tests.waiting import PATIENCE
 from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
@@ -272,6 +274,17 @@ def test_a_machine_is_added_by_its_address(folder: RunFolder) -> None:
         (asked,) = take_requests(folder.path)
         assert asked.action == "add" and asked.entry is not None
         assert (asked.entry["user"], asked.entry["address"]) == ("me", "mini.local")
+
+    show(folder.path, drive)
+
+
+def test_this_computer_is_added_without_an_ssh_server(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("plus")
+        await until_text(pilot, "or localhost for this computer")
+        await pilot.press(*socket.gethostname(), "enter")
+        (asked,) = take_requests(folder.path)
+        assert asked.entry is not None and requested_machine(asked.entry).is_local
 
     show(folder.path, drive)
 

@@ -51,7 +51,8 @@ class Desk:
         self.run = Told()
         self.said: list[Event] = []
         plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
-        self.desk = RequestServer(cast(RunController, self.run), folder, self.said.append, LocalMachines(plan))
+        self.machines = LocalMachines(plan)
+        self.desk = RequestServer(cast(RunController, self.run), folder, self.said.append, self.machines)
 
     def ask(self, *words: Any) -> None:
         leave_request(self.folder, *words)
@@ -173,6 +174,13 @@ def test_what_cannot_be_is_refused_with_its_reason(desk: Desk) -> None:
     assert reasons[0] == "the run is not paused"
     assert reasons[1] == "no member 'worker-7' in this run (known: worker-0, worker-1)"
     assert reasons[2].startswith("the machines of a launched script cannot change")
+
+
+def test_a_run_of_this_computer_says_how_one_with_other_machines_begins(desk: Desk) -> None:
+    with pytest.raises(BadInput) as refused:
+        desk.machines.prepare(Request(action="add", machine="ada@studio"))
+    assert refused.value.message == "'ada@studio' cannot join: this run has only workers of this computer"
+    assert refused.value.hint.endswith("train p --hosts localhost,user@host")
 
 
 def test_after_a_fault_of_ours_a_stop_is_still_heard(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

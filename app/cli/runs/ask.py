@@ -18,7 +18,7 @@ from app.cli.terminal import answer, somebody
 from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
-from distributed.hosts.file import RUN_HOSTS, Machine, as_listed, load_hosts, typed_machine
+from distributed.hosts.file import RUN_HOSTS, Machine, as_listed, load_hosts, machine_to_add
 from distributed.run.returning import take_up
 from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.quantities import span_text
@@ -42,7 +42,10 @@ def ask(
         Action, typer.Argument(metavar="ACTION", help="pause, resume, snapshot, drop, add, stop or kill.")
     ],
     machine: Annotated[
-        str, typer.Argument(metavar="[MACHINE]", help="For drop and add: a machine of the run, or user@host.")
+        str,
+        typer.Argument(
+            metavar="[MACHINE]", help="For drop and add: a machine of the run; to add also user@host, or localhost."
+        ),
     ] = "",
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -80,7 +83,7 @@ def newcomer_of(path: Path, name: str) -> Machine | None:
     if not (path / RUN_HOSTS).is_file() or RunFolder.open(path).plan().ranks_of(name):
         return None
     listed = (machine for machine in load_hosts(path / RUN_HOSTS).machines if machine.name == name)
-    return next(listed, None) or as_listed(typed_machine(name))
+    return next(listed, None) or as_listed(machine_to_add(name))
 
 
 def answer_to(path: Path, identity: str) -> RequestEvent:

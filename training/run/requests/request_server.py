@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from profiles.errors import BadInput, MusterError
+from profiles.installation import program
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.records.plan import MemberPlan, RunPlan, status_word
 from training.run.requests.request_book import Outcome, Request, RequestBook, take_requests
@@ -59,7 +60,12 @@ class LocalMachines:
         return ranks
 
     def prepare(self, request: Request) -> tuple[int, ...]:
-        return self.ranks(request.machine)
+        try:
+            return self.ranks(request.machine)
+        except BadInput as error:
+            several = program("train", self._plan.profile.name, "--hosts", "localhost,user@host")
+            message = f"'{request.machine}' cannot join: this run has only workers of this computer"
+            raise BadInput(message, f"{error.hint}; a run on several machines begins with {several}") from error
 
 
 class RequestServer:
