@@ -78,6 +78,8 @@ _STEPS_A_SECOND = 12
 """By which the steps of a run of some seconds are counted, with its faults."""
 _BY_ITSELF, _PATIENCE = 45.0, 180.0
 """Seconds in which a machine comes back by itself, before it is added; and in all."""
+_STAYS_OUT = {"drop": 0.0, "worker": 3.0}
+"""Seconds after which a machine is added that only a request brings back, by what has befallen it."""
 _OPTIONS = {"allreduce": ["--verify-interval", "1"], "diloco": ["--sync-interval", "10"]}
 _TOLERANCE = 0.1
 _LEASE = 45.0
@@ -200,17 +202,18 @@ class Chaos:
         """Let a fault pass and the host come back; return what went wrong, empty if nothing did."""
         self.say(f"{kind} {host.name}")
         self.faults[kind](host)
-        mended, asked, rank = time.time(), 0.0, self.hosts.index(host)
+        mended, asked, rank = time.time(), float("-inf"), self.hosts.index(host)
         while not self.has_ended and not self.is_with_the_others(rank, mended):
             waited = time.time() - mended
             if waited > _PATIENCE:
                 return f"{host.name} does not train with all others {_PATIENCE:.0f} s after {kind}"
-            if waited > (0.0 if kind == "drop" else _BY_ITSELF) and waited - asked > 20.0:
+            if waited > _STAYS_OUT.get(kind, _BY_ITSELF) and waited - asked > 20.0:
                 asked = waited
                 added = self.muster.run("runs", "ask", self.run_id, "add", host.name)
                 self.say(f"add {host.name}: {(added.stderr or added.stdout).strip()[-160:]}")
             time.sleep(0.2)
-        self.say(f"{host.name} is back after {time.time() - mended:.1f} s")
+        outcome = "the run has ended" if self.has_ended else f"{host.name} is back"
+        self.say(f"{outcome} after {time.time() - mended:.1f} s")
         return ""
 
     def rage(self, seconds: float, kinds: Sequence[str]) -> Iterator[str]:
