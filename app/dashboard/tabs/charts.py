@@ -152,7 +152,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
         edge = "┤" if row in labels else "│"
         lines.append(Content.assemble((label + edge, "$text-muted"), line))
     busy = below and any(strip.figures.endswith("%") for strip in data.strips)
-    steps = _steps(window, across) + (f"{'wait':>{figures_width}}" if busy and figures_width else "")
+    steps = _steps(window, across) + (f"{'samples  wait':>{figures_width}}" if busy and figures_width else "")
     axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
     return [*lines, axis, *below, steps_line]
 

@@ -224,7 +224,7 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
     if state.total_steps is None:
         return Content("")
     share = state.step / max(1, state.total_steps)
-    took = duration_text(state.seconds(now)) if state.started else ""
+    took = f"trained {duration_text(state.seconds(now))}" if state.started else ""
     step, done = f"step {state.steps_text}", share_text(share)
     spare, figures = 0, ""
     full, bare, brief = _reached(state)
