@@ -76,13 +76,14 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     assert twin.outcome == "refused" and "is the same machine as a" in twin.message
 
     wanted = [run.leave("add", "b"), run.leave("add", "c"), run.leave("add", entry=lab.hosts("d").machines[0])]
+    wanted.append(run.leave("add", entry=Machine(name="desk", address="localhost")))  # without an SSH server
     ends = [run.end_of(identity) for identity in wanted]
-    assert [end.outcome for end in ends] == ["done"] * 3, [end.message for end in ends]
+    assert [end.outcome for end in ends] == ["done"] * 4, [end.message for end in ends]
     newest = max(step for step, _ in muster.losses(run_id))
-    muster.until_step(run_id, newest + 20, members=4)
+    muster.until_step(run_id, newest + 20, members=5)
     assert re.fullmatch(r"the run is stopped: .* step \d+ is kept, 0 steps lost", run.ask("stop").message)
     until(lambda: [ours(host) for host in lab] == [[], [], [], []])
-    assert [machine.name for machine in load_hosts(run.folder / RUN_HOSTS).machines] == ["a", "b", "c", "d"]
+    assert [machine.name for machine in load_hosts(run.folder / RUN_HOSTS).machines] == ["a", "b", "c", "d", "desk"]
     check_the_record(muster, run_id)
 
 
@@ -104,7 +105,7 @@ def check_the_record(muster: Muster, run_id: str) -> None:
     syncs = [e for e in events if isinstance(e, SyncEvent)]
     hashes = {(e.step, e.weight_hash) for e in syncs}
     assert len(hashes) == len({step for step, _ in hashes})
-    assert [len(e.members) for e in syncs if e.step == max(s.step for s in syncs)] == [4] * 4
+    assert [len(e.members) for e in syncs if e.step == max(s.step for s in syncs)] == [5] * 5
     before, after = (next(e for e in steps if e.member == 0 and e.step == taken[1][place]) for place in (-12, -11))
     of_all = sum(e.samples for e in steps if e.step == after.step)
     passed = (after.epoch - before.epoch) % 1.0
