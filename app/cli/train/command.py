@@ -199,6 +199,8 @@ def distributed_train(
     offline_wheels: OfflineWheels = False,
     trust_new: TrustNew = False,
     trust_code: RareTrustCode = False,
+    on: Annotated[str, typer.Option("--on", metavar="slurm", hidden=True, help="In a job of SLURM.")] = "",
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", hidden=True, help="Nodes of the job.")] = 2,
     as_json: Json = False,
     help_all: Annotated[
         bool,
@@ -217,7 +219,21 @@ def distributed_train(
         plan_file, allow_missing, offline_wheels, trust_new, plan_only, out, details,
     )  # fmt: skip
     _check(request)
+    if on and (code := _in_job(on, nodes)) is not None:
+        return code
     return _started(request)
+
+
+def _in_job(engine: str, nodes: int) -> ExitCode | None:
+    """Run this command in a job of an engine; ``None``: this is one of its processes."""
+    from app.cli.train.engines import slurm
+
+    if engine != "slurm":
+        raise BadInput(f"--on {engine}: there is no such engine", "known: slurm; others start it as torchrun does")
+    if not slurm.is_task():
+        return slurm.submit(nodes)
+    os.environ |= slurm.variables_of_torchrun()
+    return None
 
 
 def _check(request: TrainRequest) -> None:
@@ -237,7 +253,7 @@ def _started(request: TrainRequest) -> ExitCode:
     from app.cli.train import start as train
 
     if os.environ.get("WORLD_SIZE") and not (request.trial or request.plan_only):
-        from app.cli.train.ranked import train_as_rank
+        from app.cli.train.engines.ranked import train_as_rank
 
         if (code := train_as_rank(request)) is not None:
             return code

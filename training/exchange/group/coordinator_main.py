@@ -108,8 +108,8 @@ def _read_config(path: Path) -> CoordinatorConfig:
 
 def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
     """Obey commands on stdin; set ``end`` on a termination signal, or when stdin has closed and no member is left."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: end.set())
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an engine sends it to all processes; the run's own one acts on it
 
     def watch() -> None:
         # os.read, not sys.stdin: a daemon thread inside a buffered read would block the interpreter's exit.

@@ -1,0 +1,1 @@
+"""``train`` where an engine starts the processes."""
