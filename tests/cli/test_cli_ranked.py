@@ -20,9 +20,9 @@ from tests.waiting import until
 from training.ranked import ranks
 from training.ranked.engine_process import EngineProcess
 
-SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
-SIZES = "--block-size 16 --batch-size 2 --max-eval-samples 0 --max-train-samples 40 --snapshot-interval 0 --max-steps 3"
-TRAIN = [str(SCRIPT), "train", "nanogpt", *SIZES.split()]
+ROOT = Path(__file__).parents[2]
+_JOB = ["--task", "custom", "--model-path", f"{ROOT}/examples/custom/spirals.py:build", "--no-input"]
+TRAIN = [str(ROOT / "cli_typer.py"), "train", *_JOB, "--max-steps", "3", "--snapshot-interval", "0"]
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
 
 
