@@ -1,6 +1,7 @@
 """An extension of Griffe for the site: roles of Sphinx in docstrings become the names that they name.
 
-Docstrings say ``:class:`~training.local_trainer.LocalTrainer```, which editors understand; Markdown does not.
+Docstrings say ``:class:`~training.local_trainer.LocalTrainer```, which editors understand; Markdown does not. As in
+Sphinx, ``~`` leaves the last word of the name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import griffe
 
-_ROLE = re.compile(r":[a-z]+:`(?:~[\w.]*?)?([\w.]+)`")
+_ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 
 
 class SphinxRoles(griffe.Extension):

@@ -67,9 +67,9 @@ def since_supervisor(folder: RunFolder, links: Iterable[MachineLink]) -> LeftAlo
     history, link_by_name = MemberHistory.of(folder.events()), {link.name: link for link in links}
     plan = plan.model_copy(update={"added": folder.added_members()})
     machines = {rank: plan.process(rank).device.machine for rank in history.attached}
-    asked = [(link_by_name[machine], rank) for rank, machine in machines.items() if machine in link_by_name]
+    asked = {rank: link_by_name[machine] for rank, machine in machines.items() if machine in link_by_name}
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        backlogs = [*pool.map(lambda one: _read(one[0], plan.run_id, one[1], history.attached[one[1]]), asked)]
+        backlogs = [*pool.map(lambda rank: _read(asked[rank], plan.run_id, rank, history.attached[rank]), asked)]
     members = Membership(plan)
     members.restore(history)
     working = [backlog.machine for backlog in backlogs if not backlog.is_over]

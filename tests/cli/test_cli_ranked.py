@@ -66,9 +66,9 @@ def test_no_engine_has_started_it(change: dict[str, str]) -> None:
     assert EngineProcess.of_environment({**OF_TORCHRUN, **change}) is None
 
 
-@pytest.mark.parametrize(("change", "what"), [({"RANK": "x"}, "RANK=x"), ({"RANK": "4"}, "RANK=4 is not below")])
-def test_variables_that_contradict_each_other_are_refused(change: dict[str, str], what: str) -> None:
-    with pytest.raises(BadInput, match=what):
+@pytest.mark.parametrize(("change", "message"), [({"RANK": "x"}, "RANK=x"), ({"RANK": "4"}, "RANK=4 is not below")])
+def test_variables_that_contradict_each_other_are_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         EngineProcess.of_environment({**OF_TORCHRUN, **change})
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class EngineProcess(NamedTuple):
 
     @property
     def machine(self) -> str:
+        """Name of its machine, which processes on one machine share."""
         return socket.gethostname().partition(".")[0]
 
 
@@ -83,7 +84,8 @@ class EngineStore:
 
 
 @contextlib.contextmanager
-def _explained() -> Any:
+def _explained() -> Iterator[None]:
+    """Raise what torch's stores raise as a failure of the run that names where they are."""
     try:
         yield
     except (RuntimeError, ValueError) as error:  # of torch's stores, all of them

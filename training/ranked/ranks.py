@@ -32,7 +32,7 @@ from training.hardware.resources import count_gpus, whole_cores
 from training.ranked.engine_process import EngineProcess, EngineStore
 from training.records.bounded_fields import LONGEST_LINE
 from training.records.events import Event
-from training.records.plan import RunPlan
+from training.records.plan import MemberPlan, RunPlan
 from training.records.run_files import private_folder
 from training.records.run_folder import RunFolder
 from training.run.local_workers import StartWorker, local_starter
@@ -162,10 +162,10 @@ class Ranks:
         self.reports[report.rank], self._lines[report.rank] = report, line
 
     def _missing(self) -> str:
+        """Return ``rank 1 has`` or ``ranks 1, 2 have``, of those that have not come."""
         missing = [str(rank) for rank in range(self._process.world_size) if rank not in self.reports]
-        return (
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(missing)} {'has' if len(missing) == 1 else 'have'}"
-        )
+        noun, verb = ("rank", "has") if len(missing) == 1 else ("ranks", "have")
+        return f"{noun} {', '.join(missing)} {verb}"
 
     @property
     def machines(self) -> list[str]:
@@ -188,23 +188,24 @@ class Ranks:
             message = f"the run has {counted(plan.world_size, 'member')}, and the engine has started "
             hint = "start as many processes; a model on several devices is for muster train --hosts"
             raise BadInput(f"{message}{counted(self._process.world_size, 'process', 'processes')}", hint)
+        members = [member.on_device(**self._device(member.rank)) for member in plan.members]
         if len({*self.machines}) == 1:
-            members = [member.on_device(**self._device(member.rank)) for member in plan.members]
             return plan.model_copy(update={"members": (*members,)})
-        members = []
-        for member in plan.members:
-            report, line = self.reports[member.rank], self._lines.get(member.rank)
-            address = line.peer.removeprefix("::ffff:") if line else self.address
-            where = {"machine": report.machine, "addresses": (address,), **self._device(member.rank)}
-            name = f"{report.machine}-{report.local_rank}"
-            members.append(member.on_device(**where).model_copy(update={"name": name}))
-        return plan.model_copy(update={"members": (*members,), "coordinator": self.machines[0]})
+        apart = [self._on_its_machine(member) for member in members]
+        return plan.model_copy(update={"members": (*apart,), "coordinator": self.machines[0]})
 
     def _device(self, rank: int) -> dict[str, Any]:
         """Return GPU and threads of a rank."""
         report = self.reports[rank]
         threads = max(1, report.cores // self.machines.count(report.machine))
         return {"index": report.local_rank % report.gpus if report.gpus else 0, "threads": threads}
+
+    def _on_its_machine(self, member: MemberPlan) -> MemberPlan:
+        """Return a member with the name and the address of the machine of its rank."""
+        report, line = self.reports[member.rank], self._lines.get(member.rank)
+        address = line.peer.removeprefix("::ffff:") if line else self.address
+        member = member.on_device(machine=report.machine, addresses=(address,))
+        return member.model_copy(update={"name": f"{report.machine}-{report.local_rank}"})
 
     def starter(self, plan: RunPlan, folder: RunFolder) -> StartWorker:
         """Return what starts the workers of a plan: the first here, each other where its rank is."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.cli.terminal import STOP_SIGNALS
 from app.console import say
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
 
 _PORTS = range(15_000, 30_000)
 """Of the ranks' meeting point; each job has its own, below those that systems give away."""
@@ -31,7 +31,8 @@ def variables_of_torchrun(variables: Mapping[str, str] = os.environ) -> dict[str
     Raises:
         BadInput: SLURM does not say where the first node is.
     """
-    first = _asked("scontrol", "show", "hostnames", variables["SLURM_STEP_NODELIST"]).split()[0]
+    nodes = variables["SLURM_STEP_NODELIST"]
+    first = _asked("scontrol", "show", "hostnames", nodes).partition("\n")[0] or nodes
     address = re.search(r"NodeAddr=(\S+)", _asked("scontrol", "show", "node", first))
     if address is None:
         raise BadInput(f"SLURM does not tell the address of {first}", f"see: scontrol show node {first}")
@@ -63,7 +64,7 @@ def submit(nodes: int) -> ExitCode:
     name = f"muster-{uuid.uuid4().hex[:8]}"
     tasks = [] if os.environ.get("SLURM_NTASKS_PER_NODE") else ["--ntasks-per-node", "1"]
     words = ["srun", "--job-name", name, "--nodes", str(nodes), *tasks, "--kill-on-bad-exit=1", *_command_line()]
-    say(f"in a job of SLURM on {nodes} nodes, named {name}")
+    say(f"in a job of SLURM on {counted(nodes, 'node')}, named {name}")
     stops = 0
     with subprocess.Popen(words, start_new_session=True) as job:  # Ctrl-C of the terminal is not srun's
 
